@@ -1,0 +1,110 @@
+# make demo   the whole way on a bare machine: toolchain, generator, build, and the comparison table
+# make test   everything that must hold before a change goes in
+# Needs Linux, Python 3.10 or newer, g++ and make; everything else is installed into .venv. `make help` lists the rest.
+
+PYTHON ?= python3
+SPACE ?= release
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+CMAKE := $(BIN)/cmake
+GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
+            -DSDPA_SPACE=$(SPACE)
+CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test cuda host host-asan lint format types check-generated lock clean tools
+.NOTPARALLEL:
+
+help:
+	@echo "make demo        build the library for this machine and compare fused attention with the baselines"
+	@echo "make test        lint, types, both libraries (release), all tests"
+	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n)"
+	@echo "make host        the CPU library only"
+	@echo "make host-asan   the CPU library under AddressSanitizer and UBSan, in build/host-asan"
+	@echo "make lint types  ruff; mypy"
+	@echo "make format      let ruff format the Python files"
+	@echo "make lock        resolve the pinned packages again (needs uv)"
+	@echo "make clean       remove build/ (the environment in .venv stays)"
+	@echo "PYTHON=/path/to/python3 chooses the Python that .venv is made with"
+
+ifeq ($(GPU),)
+demo: $(VENV)/.demo host
+	@echo "== no GPU found: comparing on the CPU"
+else
+demo: $(VENV)/.demo host cuda
+	@echo "== comparing on $(GPU)"
+endif
+	@$(BIN)/python -m sdpa_cutlass compare
+
+test: $(VENV)/.dev lint types
+	@$(MAKE) --no-print-directory host SPACE=release
+	@$(MAKE) --no-print-directory cuda SPACE=release CHECK_RESOURCES=ON
+	@$(MAKE) --no-print-directory check-generated
+	@echo "== tests"
+	@SDPA_REQUIRE_BUILD=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+cuda: $(VENV)/.demo
+	@echo "== libsdpa_cutlass ($(SPACE)): nvcc takes minutes; an unchanged unit is not compiled again"
+	@$(CONFIGURE) --preset cuda -DSDPA_CHECK_RESOURCES=$(or $(CHECK_RESOURCES),OFF)
+	@$(CMAKE) --build --preset cuda --parallel $(JOBS)
+
+host host-asan: $(VENV)/.demo
+	@echo "== libsdpa_cutlass_host ($(SPACE)), preset $@"
+	@$(CONFIGURE) --preset $@
+	@$(CMAKE) --build --preset $@ --parallel $(JOBS)
+
+lint: $(VENV)/.dev
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet $(CHECKED_PYTHON)
+	@$(BIN)/ruff format --quiet --check $(CHECKED_PYTHON)
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --quiet --fix $(CHECKED_PYTHON)
+	@$(BIN)/ruff format $(CHECKED_PYTHON)
+
+types: $(VENV)/.dev
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+check-generated: $(VENV)/.demo
+	@echo "== generated text is fresh"
+	@$(BIN)/python -m generator --check --space release --out build/generated
+
+# What pip cannot bring along.
+tools:
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON): install Python 3.10 or newer, or set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$$($(PYTHON) --version) is too old: set PYTHON= to Python 3.10 or newer"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv"; exit 1; }
+	@command -v g++ >/dev/null || { echo "No g++: on Debian or Ubuntu, apt install g++; on Fedora, dnf install gcc-c++"; exit 1; }
+
+$(VENV)/bin/python: | tools
+	@echo "== $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: requirements/demo.lock requirements/torch.txt | $(VENV)/bin/python
+	@echo "== installing the pinned toolchain and PyTorch into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements/demo.lock
+	@$(PIP) install -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock | $(VENV)/.demo
+	@echo "== installing the test tools into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $@
+
+lock:
+	@cd requirements && for name in demo dev; do \
+	  echo "# Made by \`make lock\` from $$name.in: exact versions and hashes, for every Python from 3.10 on." > $$name.tmp; \
+	  uv pip compile --quiet --universal --generate-hashes --python-version 3.10 --no-header --no-annotate \
+	    $$([ $$name = dev ] && echo --constraints demo.lock) $$name.in >> $$name.tmp && mv $$name.tmp $$name.lock || exit 1; \
+	done
+
+clean:
+	@rm -rf build

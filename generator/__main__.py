@@ -1,0 +1,152 @@
+"""`python -m generator`: writes the units of a space, lists its kernels, checks a folder, explains a kernel.
+
+Exit codes: 0 done; 1 `--check` found the folder stale; 2 the request makes no sense (stderr says why).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from generator import rules, space
+from generator.config import Family, InvalidNameError, KernelConfig, parse
+
+EXIT_STALE = 1
+EXIT_USAGE = 2
+
+
+class RequestError(Exception):
+    """What was asked for makes no sense; the text says why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.explain is not None:
+            return _explain(arguments.explain)
+        chosen = _space(arguments.space, arguments.filter)
+        if arguments.list or arguments.rejected:
+            return _list(chosen, rejected=arguments.rejected)
+        return _generate(chosen, Path(arguments.out), check=arguments.check)
+    except (RequestError, InvalidNameError, space.IllegalTileError) as error:
+        print(f"generator: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:  # `--list | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m generator",
+        description="Writes the C++ units that instantiate attention kernels. generator/space.py says which.",
+        epilog="exit codes: 0 done, 1 --check found the folder stale, 2 wrong usage",
+    )
+    parser.add_argument("--out", metavar="DIR", default="build/generated", help="default: %(default)s")
+    parser.add_argument(
+        "--space", metavar="|".join(space.SPACES), default="release", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--filter", metavar="GLOB", help="only the kernels whose names match, e.g. '*_d64_*_f16'"
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--list", action="store_true", help="print the kernels' names, write nothing")
+    action.add_argument(
+        "--rejected", action="store_true", help="print what the rules keep out of the space, and why"
+    )
+    action.add_argument("--check", action="store_true", help="exit 1 when DIR is stale, write nothing")
+    action.add_argument(
+        "--explain", metavar="NAME", help="print every rule's verdict and the resources of a kernel"
+    )
+    return parser
+
+
+def _space(name: str, glob: str | None) -> space.Space:
+    if name not in space.SPACES:
+        raise RequestError(f"unknown space {name!r}; there are {', '.join(space.SPACES)}")
+    chosen = space.build(name)
+    if glob is None:
+        return chosen
+    chosen = chosen.filtered(glob)
+    if not chosen.kernels and not chosen.rejected:
+        raise RequestError(f"no kernel of space {name} matches {glob!r}; --list prints their names")
+    return chosen
+
+
+def _list(chosen: space.Space, *, rejected: bool) -> int:
+    if rejected:
+        lines = [f"{entry.config.name}: {entry.reason}" for entry in chosen.rejected]
+    else:
+        lines = [config.name for config in chosen.kernels]
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _generate(chosen: space.Space, out: Path, *, check: bool) -> int:
+    from generator import render, writer  # Jinja is the only thing here that takes time to import
+
+    if not chosen.kernels:
+        raise RequestError(
+            f"the rules refuse every kernel that matches {chosen.filter!r}; --rejected says why"
+        )
+    files = render.render(chosen, render.Sources.load())
+    try:
+        difference = writer.compare(files, out) if check else writer.write(files, out)
+    except (writer.ForeignFileError, OSError) as error:
+        raise RequestError(str(error)) from error
+    for note in difference.notes:
+        print(f"generator: note: {note}", file=sys.stderr)
+    units = {config.unit for config in chosen.kernels}
+    what = f"{len(chosen.kernels)} kernels in {len(units)} units, space {chosen.name}"
+    if not difference:
+        print(f"{out}: up to date, nothing written ({what})")
+        return 0
+    if check:
+        print(f"{out}: stale ({what})", *difference.lines(), sep="\n  ")
+        return EXIT_STALE
+    written = len(difference.missing) + len(difference.changed)
+    print(f"{out}: wrote {written} files, deleted {len(difference.stale)} ({what})")
+    return 0
+
+
+def _explain(name: str) -> int:
+    config = parse(name)
+    reason = rules.refusal(config)
+    spaces = [s for s in space.SPACES if any(config == listed for listed in space.build(s).kernels)]
+    print(config.name)
+    print(f"  {'legal' if reason is None else 'illegal'}; in the spaces: {', '.join(spaces) or 'none'}")
+    print("rules")
+    for verdict in rules.verdicts(config):
+        passed = verdict.reason is None
+        text = verdict.rule.statement if passed else verdict.reason
+        print(f"  {'ok' if passed else 'REFUSED':<8} {verdict.rule.name:<22} {text}")
+    print(
+        "resources of one CTA"
+        if config.family is Family.FMHA_FWD
+        else "resources of one CTA of the first GEMM"
+    )
+    for label, value in _resources(config):
+        print(f"  {label:<18} {value}")
+    return 0
+
+
+def _resources(config: KernelConfig) -> list[tuple[str, str]]:
+    limits = config.arch.limits
+    room = ", ".join(f"{what} {count}" for what, count in config.ctas_per_sm_by.items())
+    registers = f"about {config.registers} of {limits.registers_for(config.tile.threads)} a thread"
+    registers += f" (accumulators {config.accumulator_registers})"
+    return [
+        ("unit", config.unit),
+        ("threads", str(config.tile.threads)),
+        ("smem_bytes", f"{config.smem_bytes} of {limits.smem_per_cta}"),
+        ("registers", registers),
+        ("ctas_per_sm", f"{config.ctas_per_sm} (room by {room})"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""THE file to edit: which kernels are built.
+
+To add a head_dim or a tile, add one line (or one name) to a table below; every space and every unit follows.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg].
+`python -m generator --explain NAME` says whether a tile is legal, and what it costs.
+
+    smoke    a few kernels that touch every head_dim, dtype and causal: for a quick build
+    release  what ships: every tile of the tables, every dtype, causal and not
+    sweep    the products below, fp16, as far as the rules allow: for tuning
+
+A tile in a table must be legal. The illegal combinations of a product are dropped: see `Space.rejected`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
+
+from generator.config import Arch, DType, Family, KernelConfig, Tile
+from generator.rules import MAX_HEAD_DIM, refusal
+
+
+def tiles(*names: str) -> tuple[Tile, ...]:
+    """The tiles of these names. Raises InvalidNameError."""
+    return tuple(Tile.parse(name) for name in names)
+
+
+ARCHS: tuple[Arch, ...] = (Arch.SM89,)
+DTYPES: tuple[DType, ...] = (DType.F16, DType.BF16)
+CAUSAL: tuple[bool, ...] = (False, True)
+
+# head_dim → tiles of the fused kernel; the first is the one in `smoke`.
+FMHA_FWD_TILES: dict[int, tuple[Tile, ...]] = {
+    32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n64_s1_w8_g4"),
+    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n64_s1_w8_g4"),
+    80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w8_g4"),
+    96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n32_s1_w8_g4"),
+    128: tiles("m128n32_s2_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n32_s1_w8_g4"),
+}
+
+# Tiles of the unfused GEMMs, for every head_dim above; the last is the one in `smoke`.
+UNFUSED_TILES: tuple[Tile, ...] = tiles("m128n128_s3_w4", "m64n64_s4_w4")
+
+# The sweep, for every head_dim above. Warps and KV groups go with every block.
+SWEEP_BLOCK_M = (32, 64, 96, 128)
+SWEEP_BLOCK_N = (32, 48, 64, 80, 96, 112, 128)
+SWEEP_STAGES = (1, 2, 3)
+SWEEP_WARPS = (2, 4, 6, 8)
+SWEEP_KV_GROUPS = (1, 2, 4)
+SWEEP_Q_IN_REGS = (False, True)
+SWEEP_DTYPES: tuple[DType, ...] = (DType.F16,)
+
+
+class IllegalTileError(ValueError):
+    """A table names a tile that a rule refuses, or names one twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A combination of a product that is not built, and why."""
+
+    config: KernelConfig
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A set of kernels to build, sorted by name."""
+
+    name: str
+    kernels: tuple[KernelConfig, ...]
+    rejected: tuple[Rejected, ...] = ()
+    filter: str | None = None  # the glob that `filtered` was given
+
+    def filtered(self, glob: str) -> Space:
+        """The kernels, and the rejected ones, whose names match a shell-style glob, case-sensitively."""
+        return Space(
+            name=self.name,
+            kernels=tuple(config for config in self.kernels if fnmatchcase(config.name, glob)),
+            rejected=tuple(rejected for rejected in self.rejected if fnmatchcase(rejected.config.name, glob)),
+            filter=glob,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the spaces are made from; a test or a tool may pass its own."""
+
+    fmha_fwd_tiles: Mapping[int, Sequence[Tile]]
+    unfused_tiles: Sequence[Tile]
+
+
+TABLES = Tables(fmha_fwd_tiles=FMHA_FWD_TILES, unfused_tiles=UNFUSED_TILES)
+
+
+def build(name: str, tables: Tables = TABLES) -> Space:
+    """The space of that name. Raises KeyError if there is none, IllegalTileError if a table breaks a rule."""
+    return SPACES[name](tables)
+
+
+def _smoke(tables: Tables) -> Space:
+    """Every head_dim once in each dtype, one of the two causal; one kernel with KV groups; the piped rows."""
+    fused: list[KernelConfig] = []
+    for i, (head_dim, head_dim_tiles) in enumerate(sorted(tables.fmha_fwd_tiles.items())):
+        for j, dtype in enumerate(DTYPES):
+            causal = ((i + j) % 2 == 1,)
+            fused += _variants(Family.FMHA_FWD, head_dim, head_dim_tiles[:1], dtypes=(dtype,), causal=causal)
+    grouped = (
+        (head_dim, tile)
+        for head_dim, head_dim_tiles in sorted(tables.fmha_fwd_tiles.items())
+        for tile in head_dim_tiles
+        if tile.kv_groups > 1
+    )
+    for head_dim, tile in list(grouped)[:1]:
+        fused += _variants(Family.FMHA_FWD, head_dim, (tile,), dtypes=(DType.F16,), causal=(True,))
+    return _listed("smoke", [*fused, *_unfused(tables, tables.unfused_tiles[-1:])])
+
+
+def _release(tables: Tables) -> Space:
+    fused = (
+        config
+        for head_dim, head_dim_tiles in tables.fmha_fwd_tiles.items()
+        for config in _variants(Family.FMHA_FWD, head_dim, head_dim_tiles)
+    )
+    return _listed("release", [*fused, *_unfused(tables, tables.unfused_tiles)])
+
+
+def _sweep(tables: Tables) -> Space:
+    product_tiles = [
+        Tile(block_m=m, block_n=n, stages=stages, warps=warps, kv_groups=kv_groups, q_in_regs=q_in_regs)
+        for m, n, stages, warps, kv_groups, q_in_regs in product(
+            SWEEP_BLOCK_M, SWEEP_BLOCK_N, SWEEP_STAGES, SWEEP_WARPS, SWEEP_KV_GROUPS, SWEEP_Q_IN_REGS
+        )
+    ]
+    kernels: list[KernelConfig] = []
+    rejected: list[Rejected] = []
+    for head_dim, tile in product(tables.fmha_fwd_tiles, product_tiles):
+        variants = list(_variants(Family.FMHA_FWD, head_dim, (tile,), dtypes=SWEEP_DTYPES))
+        reason = refusal(variants[0])  # no rule looks at what the variants differ in
+        if reason is None:
+            kernels += variants
+        else:
+            rejected += [Rejected(config=config, reason=reason) for config in variants]
+    kernels += _unfused(tables, tables.unfused_tiles, dtypes=SWEEP_DTYPES)
+    return Space(
+        name="sweep",
+        kernels=tuple(sorted(kernels, key=_by_name)),
+        rejected=tuple(sorted(rejected, key=lambda r: r.config.name)),
+    )
+
+
+SPACES: dict[str, Callable[[Tables], Space]] = {"smoke": _smoke, "release": _release, "sweep": _sweep}
+
+
+def _variants(
+    family: Family,
+    head_dim: int,
+    head_dim_tiles: Iterable[Tile],
+    *,
+    dtypes: Iterable[DType] = DTYPES,
+    causal: Iterable[bool] = CAUSAL,
+) -> Iterator[KernelConfig]:
+    for arch, tile, dtype, masked in product(ARCHS, head_dim_tiles, dtypes, causal):
+        yield KernelConfig(family=family, arch=arch, dtype=dtype, head_dim=head_dim, tile=tile, causal=masked)
+
+
+def _unfused(
+    tables: Tables, unfused_tiles: Sequence[Tile], *, dtypes: Iterable[DType] = DTYPES
+) -> Iterator[KernelConfig]:
+    """Rows for every head_dim that the GEMMs cover; larger ones have no baseline."""
+    for head_dim in tables.fmha_fwd_tiles:
+        if head_dim <= MAX_HEAD_DIM[Family.UNFUSED]:
+            yield from _variants(Family.UNFUSED, head_dim, unfused_tiles, dtypes=tuple(dtypes))
+
+
+def _by_name(config: KernelConfig) -> str:
+    return config.name
+
+
+def _listed(name: str, configs: Sequence[KernelConfig]) -> Space:
+    """A space whose every config was asked for, so that each must be legal and named once."""
+    complaints = [f"{config.name}: {reason}" for config in configs if (reason := refusal(config)) is not None]
+    names = [config.name for config in configs]
+    complaints += [f"{name}: listed {count} times" for name, count in Counter(names).items() if count > 1]
+    if complaints:
+        raise IllegalTileError("\n  ".join(["generator/space.py lists what cannot be built:", *complaints]))
+    return Space(name=name, kernels=tuple(sorted(configs, key=_by_name)))

@@ -1,0 +1,59 @@
+"""Fused scaled-dot-product attention for NVIDIA GPUs, with the piped CUTLASS baseline beside it.
+
+    scaled_dot_product_attention(query, key, value, ...)   torch's signature and meaning
+    attention(query, key, value, *, causal=None, ...)      this library's own options
+    unfused_attention(query, key, value, *, ...)           the same through GEMM → softmax → GEMM
+    kernels()                                              every kernel of the library
+    explain(query, key, value, ...)                        which kernel would run, and why
+
+CUDA tensors run on their device and torch's current stream; CPU tensors run the same kernels in the host
+library. Importing this package loads neither torch nor a library.
+"""
+
+__version__ = "0.1.0"
+
+from .api import attention, kernels, scaled_dot_product_attention, unfused_attention
+from .errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DriverError,
+    HostCheckError,
+    LaunchError,
+    LibraryError,
+    LibraryMismatchError,
+    LibraryNotFoundError,
+    NoKernelError,
+    SdpaError,
+    UnsupportedError,
+    UntrustedLibraryError,
+)
+from .explain import Explanation, explain
+from .problem import Causal, DType, Problem
+from .registry import Family, KernelInfo
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Causal",
+    "DType",
+    "DriverError",
+    "Explanation",
+    "Family",
+    "HostCheckError",
+    "KernelInfo",
+    "LaunchError",
+    "LibraryError",
+    "LibraryMismatchError",
+    "LibraryNotFoundError",
+    "NoKernelError",
+    "Problem",
+    "SdpaError",
+    "UnsupportedError",
+    "UntrustedLibraryError",
+    "__version__",
+    "attention",
+    "explain",
+    "kernels",
+    "scaled_dot_product_attention",
+    "unfused_attention",
+]

@@ -1,0 +1,279 @@
+"""Argument checks and canonical form: tensors as torch accepts them → 4-D tensors as the kernels take them.
+
+Canonical: q [B, Hq, Sq, D], k and v [B, Hkv, Sk, D], one device, f16 or bf16, last stride 1, addresses and
+the other strides multiples of 16 bytes. Ranks from 2 up and broadcast leading dimensions become views; what
+cannot be a view (a misaligned address or stride, a strided last dimension) becomes a copy. Every error
+names argument, value and what is allowed. Nothing here knows about kernels or libraries.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from .problem import Causal, DType, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+_DTYPES = {"torch.float16": DType.F16, "torch.bfloat16": DType.BF16}
+_ALIGNMENT = 16  # bytes that one load moves
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """q, k and v as 4-D tensors; `rank` and `batch_shape` say how the caller wrote what is [B] here."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    batch_shape: tuple[int, ...]
+    rank: int
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result as the caller sees it."""
+        return (*self.batch_shape, *self.query.shape[1:])[-self.rank :]
+
+    def restore(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A result [B, Hq, ...] with the caller's dimensions in place of B, and of Hq below rank 3."""
+        if self.rank == 4:
+            return tensor
+        if self.rank > 4:
+            return tensor.reshape(*self.batch_shape, *tensor.shape[1:])
+        return tensor[(0,) * (4 - self.rank)]
+
+    def canonical_out(self, out: torch.Tensor) -> torch.Tensor:
+        """The caller's output as a 4-D view. Raises ArgumentError when its strides allow none."""
+        if self.rank <= 4:
+            return _at_least_rank(out, 4)
+        try:
+            return out.view(self.query.shape)
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"out has strides {out.stride()}; its batch dimensions must merge into one"
+            ) from error
+
+
+def canonical_operands(query: object, key: object, value: object, *, enable_gqa: bool) -> Operands:
+    """Checks q, k and v and gives them four dimensions, as views wherever strides allow it."""
+    tensors = {"query": _tensor("query", query), "key": _tensor("key", key), "value": _tensor("value", value)}
+    _check_types(tensors)
+    q, k, v = tensors.values()
+    head_dim = q.shape[-1]
+    if k.shape[-1] != head_dim:
+        raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
+    if k.shape[-2] != v.shape[-2]:
+        raise ArgumentError(f"value has seqlen {v.shape[-2]} (dimension -2); key has {k.shape[-2]}")
+    if v.shape[-1] != head_dim:
+        raise UnsupportedError(
+            f"value has head_dim {v.shape[-1]}; this version has kernels only for query's, {head_dim}"
+        )
+    rank = max(q.dim(), k.dim(), v.dim())
+    padded = [_at_least_rank(tensor, max(rank, 4)) for tensor in (q, k, v)]
+    batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
+    heads_q, heads_kv = _broadcast_heads(*(tensor.shape[-3] for tensor in padded), enable_gqa=enable_gqa)
+
+    def four_dimensional(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+        shape = (*batch_shape, heads, *tensor.shape[-2:])
+        if tensor.shape != shape:
+            tensor = tensor.expand(shape)
+        return tensor if rank <= 4 else tensor.reshape(math.prod(batch_shape), *shape[-3:])
+
+    shaped = [four_dimensional(*pair) for pair in zip(padded, (heads_q, heads_kv, heads_kv), strict=True)]
+    largest = max(max(tensor.shape) for tensor in shaped)
+    if largest > _INT32_MAX:
+        raise ArgumentError(f"a dimension of {largest} is longer than the largest allowed, {_INT32_MAX}")
+    return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank)
+
+
+def problem_of(operands: Operands, causal: Causal | None) -> Problem:
+    """Sizes, dtype and mask of canonical operands."""
+    batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
+    _, num_heads_kv, seqlen_k, _ = operands.key.shape
+    return Problem(
+        dtype=_DTYPES[str(operands.query.dtype)],
+        batch=batch,
+        num_heads_q=num_heads_q,
+        num_heads_kv=num_heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        head_dim=head_dim,
+        causal=causal,
+    )
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself when kernels can load it 16 bytes at a time, else a contiguous copy."""
+    if _misalignment(tensor) is None:
+        return tensor
+    copy = sys.modules["torch"].empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
+def kernel_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
+    dense = tensor.shape[3]
+    strides = []
+    for dim in (2, 1, 0):
+        stride = tensor.stride(dim) if tensor.shape[dim] > 1 else dense
+        strides.append(stride)
+        dense = max(dense, stride * tensor.shape[dim])
+    return strides[2], strides[1], strides[0]
+
+
+def causal_alignment(causal: object) -> Causal | None:
+    """`causal` as the enum. Raises ArgumentError for anything but None, a Causal or its value."""
+    if causal is None or isinstance(causal, Causal):
+        return causal
+    try:
+        return Causal(causal)
+    except ValueError:
+        allowed = "None, 'top_left' or 'bottom_right'"
+        raise ArgumentError(f"causal={causal!r}; allowed is {allowed}") from None
+
+
+def softmax_scale(scale: object, head_dim: int) -> float:
+    """`scale`, or 1/sqrt(head_dim) for None. Any finite float32 value is allowed, 0 and negative ones too."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise ArgumentTypeError(f"scale={scale!r} is a {type(scale).__name__}; allowed is a float or None")
+    value = float(scale)
+    if not abs(value) <= _FLOAT32_MAX:
+        raise ArgumentError(f"scale={scale!r}; allowed is any finite float32 value")
+    return value
+
+
+def check_out(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """`out`, if kernels may write it: the result's shape, query's dtype and device, aligned rows."""
+    tensor = _tensor("out", out)
+    if tuple(tensor.shape) != shape:
+        raise ArgumentError(f"out has shape {tuple(tensor.shape)}; the result has {shape}")
+    if tensor.dtype != query.dtype:
+        raise ArgumentTypeError(f"out has dtype {tensor.dtype}; query has {query.dtype}")
+    if tensor.device != query.device:
+        raise ArgumentTypeError(f"out is on {tensor.device}; query is on {query.device}")
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise UnsupportedError("out requires grad: writing into it cannot be recorded")
+    problem = _misalignment(tensor)
+    if problem:
+        raise ArgumentError(f"out {problem}")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ArgumentError(
+            f"out has strides {tensor.stride()}: rows of an expanded tensor share their memory"
+        )
+    return tensor
+
+
+def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    """Raises ArgumentError when `out` may share memory with an input, which other CTAs are still reading."""
+    start, end = _byte_range(out)
+    for name, tensor in inputs.items():
+        other_start, other_end = _byte_range(tensor)
+        if start < other_end and other_start < end:
+            raise ArgumentError(f"out overlaps {name} in memory; it must have memory of its own")
+
+
+def check_no_grad(tensors: dict[str, Any]) -> None:
+    """Raises UnsupportedError for inputs whose gradient autograd would expect."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise UnsupportedError(
+                f"{name} requires grad, and this version has no backward pass: call it under torch.no_grad() "
+                f"or pass {name}.detach()"
+            )
+
+
+def _tensor(name: str, value: object) -> torch.Tensor:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(f"{name} is a {type(value).__name__}; allowed is a torch.Tensor")
+    return value
+
+
+def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """`tensor` itself, or a view with leading dimensions of size 1."""
+    return tensor if tensor.dim() >= rank else tensor[(None,) * (rank - tensor.dim())]
+
+
+def _check_types(tensors: dict[str, torch.Tensor]) -> None:
+    q = tensors["query"]
+    for name, tensor in tensors.items():
+        if str(tensor.layout) != "torch.strided":
+            raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
+        if tensor.device != q.device:
+            raise ArgumentTypeError(
+                f"{name} is on {tensor.device}; query is on {q.device}: all must share one device"
+            )
+        if str(tensor.dtype) not in _DTYPES:
+            raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {' and '.join(_DTYPES)}")
+        if tensor.dtype != q.dtype:
+            raise ArgumentTypeError(
+                f"{name} has dtype {tensor.dtype}; query has {q.dtype}: all must be the same"
+            )
+        if tensor.dim() < 2:
+            raise ArgumentError(
+                f"{name} has shape {tuple(tensor.shape)}; allowed are [..., heads, seqlen, head_dim], "
+                "[batch, seqlen, head_dim] and [seqlen, head_dim]"
+            )
+    check_no_grad(tensors)
+
+
+def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    batch = []
+    for sizes in zip(*shapes, strict=True):
+        longest = set(sizes) - {1}
+        if len(longest) > 1:
+            found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+            raise ArgumentError(f"the batch dimensions of {found} neither agree nor broadcast")
+        batch.append(longest.pop() if longest else 1)
+    return tuple(batch)
+
+
+def _broadcast_heads(heads_q: int, heads_k: int, heads_v: int, *, enable_gqa: bool) -> tuple[int, int]:
+    """(num_heads_q, num_heads_kv) after broadcasting, as torch does it."""
+    if heads_k != heads_v and 1 not in (heads_k, heads_v):
+        raise ArgumentError(f"key has {heads_k} heads (dimension -3), value has {heads_v}: they must agree")
+    heads_kv = heads_k if heads_v == 1 else heads_v
+    if heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0):
+        return heads_q, heads_kv
+    if 1 in (heads_q, heads_kv):
+        return max(heads_q, heads_kv), max(heads_q, heads_kv)
+    allowed = (
+        f"a divisor of {heads_q}" if enable_gqa else f"{heads_q}, or a divisor of it with enable_gqa=True"
+    )
+    raise ArgumentError(
+        f"key and value have {heads_kv} heads (dimension -3), query has {heads_q}; allowed is {allowed}"
+    )
+
+
+def _misalignment(tensor: torch.Tensor) -> str | None:
+    """Why a kernel cannot access `tensor` 16 bytes at a time, or None."""
+    strides, shape = tensor.stride(), tensor.shape
+    if strides[-1] != 1 and shape[-1] > 1:
+        return f"has last stride {strides[-1]}; allowed is 1"
+    size = tensor.element_size()
+    for dim in range(len(shape) - 1):
+        if shape[dim] > 1 and strides[dim] * size % _ALIGNMENT:
+            return (
+                f"has strides {strides}; all but the last must be multiples of {_ALIGNMENT // size} elements"
+            )
+    if tensor.data_ptr() % _ALIGNMENT:
+        return f"starts at address {tensor.data_ptr():#x}; it must be a multiple of {_ALIGNMENT}"
+    return None
+
+
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,0 +1,140 @@
+"""`python -m sdpa_cutlass`: the commands' arguments, and nothing that takes time to import.
+
+    compare    fused attention beside the piped baseline, torch's backends and the naive chain
+    info       what was built, from what, for which GPUs, and what is found on this machine
+
+Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
+this library failed or was wrong, 2 wrong usage or something missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import sdpa_cutlass
+from sdpa_cutlass.cli.results import PROVIDERS
+from sdpa_cutlass.cli.suites import SUITE_NAMES
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message says why and what to do."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sdpa_cutlass",
+        description="Fused scaled-dot-product attention beside its peers.",
+    )
+    parser.add_argument("--version", action="version", version=f"sdpa_cutlass {sdpa_cutlass.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_compare(commands.add_parser("compare", help="fused, piped and every torch backend side by side"))
+    _add_info(commands.add_parser("info", help="what was built, and what is found on this machine"))
+    return parser
+
+
+def _names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """An argparse type: a comma-separated list of names out of `allowed`."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        unknown = [name for name in names if name not in allowed]
+        if unknown or not names:
+            wrong = ", ".join(unknown) or "nothing"
+            raise argparse.ArgumentTypeError(f"{wrong} is not among {', '.join(allowed)}")
+        return names
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs a grid of problems through the fused kernels, the piped CUTLASS baseline, every torch backend "
+        "that runs here and the naive chain; checks ours against a float32 reference. On a CPU the kernels "
+        "run on an emulated GPU: the results are real, the times are not."
+    )
+    suites = f"comma-separated, of {', '.join(SUITE_NAMES)}; default: on a GPU all but host, else host,real"
+    what = parser.add_argument_group("what")
+    what.add_argument("--suite", type=_names(SUITE_NAMES), metavar="NAMES", help=suites)
+    what.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only problems whose name matches, such as 'long/*_d64_causal'; may be repeated",
+    )
+    what.add_argument("--list", action="store_true", help="print the names of the problems and stop")
+    what.add_argument(
+        "--input",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also run your own q, k, v [batch, heads, seqlen, head_dim] (.safetensors); may be repeated",
+    )
+    what.add_argument(
+        "--providers",
+        type=_names(PROVIDERS),
+        default=PROVIDERS,
+        metavar="NAMES",
+        help=f"comma-separated, of {', '.join(PROVIDERS)}; default: all",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda where there is a GPU"
+    )
+    how.add_argument(
+        "--dtype", choices=("f16", "bf16"), default="f16", help="element type (default: %(default)s)"
+    )
+    how.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+    how.add_argument(
+        "--repeats",
+        type=_positive,
+        metavar="N",
+        help="timed repetitions (default: 2 on a CPU; on a GPU at most 25, fewer where they take long)",
+    )
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    files = parser.add_argument_group("files to write")
+    files.add_argument("--json", type=Path, metavar="FILE", help="the results in the project's result format")
+    files.add_argument("--csv", type=Path, metavar="FILE", help="the rows as comma-separated values")
+    files.add_argument("--markdown", type=Path, metavar="FILE", help="the tables as Markdown")
+    files.add_argument("--plot", type=Path, metavar="FILE", help="the speeds as a picture (.png)")
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Prints what was built, from what, for which GPUs, and what is found on this machine, with a "
+        "one-line fix for whatever is wrong."
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--kernels", action="store_true", help="also list every kernel and what it occupies")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv` (default: sys.argv); returns the exit status."""
+    options = make_parser().parse_args(argv)
+    try:
+        if options.command == "compare":
+            from sdpa_cutlass.cli import compare
+
+            return compare.run(options)
+        from sdpa_cutlass.cli import info
+
+        return info.run(options)
+    except CommandError as error:
+        print(f"sdpa_cutlass {options.command}: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return 130

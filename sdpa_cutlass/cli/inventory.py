@@ -1,0 +1,269 @@
+"""What was built and what is found on this machine, as plain data; and what is wrong with it, with a fix.
+
+Nothing here raises because something is missing: that is what it is there to tell. take() gathers, problems()
+judges what was gathered, so that every judgement can be tested without the machine that it is about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import sdpa_cutlass
+from sdpa_cutlass import _locate
+from sdpa_cutlass._c_api import library
+from sdpa_cutlass._locate import Target
+from sdpa_cutlass.cli.environment import gpu_state, output_of, package_version
+from sdpa_cutlass.device import archs_serve, driver_version
+from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.registry import read_kernels
+from sdpa_cutlass.select import FORCE_VARIABLE
+
+NVCC_FIX = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' nvidia-cutlass==4.2.0.0"
+CLI_PACKAGES = ("rich", "matplotlib", "safetensors")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LibraryFacts:
+    """One of the two libraries. `error` says why it cannot be used; the rest is then None or empty."""
+
+    target: str
+    path: str | None = None
+    error: str | None = None
+    missing: bool = False
+    version: str | None = None
+    digest: str | None = None
+    space: str | None = None
+    archs: str | None = None
+    cuda_runtime: int | None = None
+    cutlass: int | None = None
+    sanitizers: str | None = None
+    kernels: dict[str, dict[int, int]] = dataclasses.field(
+        default_factory=dict
+    )  # family -> head_dim -> count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as torch sees it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    sms: int
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Everything that `info` prints. Versions are text as their owners print them; None: not found."""
+
+    package: str
+    python: str
+    platform: str
+    libraries: tuple[LibraryFacts, ...]
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    driver_cuda: int | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    torch_error: str | None = None
+    cuda_python: str | None = None
+    nvcc: str | None = None
+    cutlass_wheel: str | None = None
+    compiler: str | None = None
+    cli_packages: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    forced_kernel: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trouble:
+    """Something that is wrong, and one line that puts it right."""
+
+    what: str
+    fix: str
+
+
+def take() -> Inventory:
+    """Looks at this machine."""
+    torch_facts = _torch_facts()
+    return Inventory(
+        package=sdpa_cutlass.__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        libraries=tuple(library_facts(target) for target in Target),
+        driver=gpu_state().get("driver"),
+        driver_cuda=driver_version(),
+        cuda_python=package_version("cuda-python") or package_version("cuda-bindings"),
+        nvcc=_nvcc(),
+        cutlass_wheel=package_version("nvidia-cutlass"),
+        compiler=_first_line(output_of([os.environ.get("CXX", "g++"), "--version"])),
+        cli_packages={name: package_version(name) for name in CLI_PACKAGES},
+        forced_kernel=os.environ.get(FORCE_VARIABLE),
+        **torch_facts,
+    )
+
+
+def library_facts(target: Target) -> LibraryFacts:
+    """What is known about the library for `target`."""
+    try:
+        path = _locate.locate(target)
+    except sdpa_cutlass.LibraryNotFoundError as error:
+        return LibraryFacts(target=target.value, error=str(error), missing=True)
+    except (SdpaError, OSError) as error:
+        return LibraryFacts(target=target.value, error=str(error))
+    try:
+        loaded = library(target)
+        counts: dict[str, Counter[int]] = {}
+        for kernel in read_kernels(loaded):
+            counts.setdefault(kernel.family.value, Counter())[kernel.head_dim] += 1
+    except SdpaError as error:
+        return LibraryFacts(target=target.value, path=str(path), error=str(error))
+    build = loaded.build
+    return LibraryFacts(
+        target=target.value,
+        path=str(loaded.path),
+        version=build.version,
+        digest=build.digest,
+        space=build.space,
+        archs=build.archs,
+        cuda_runtime=build.cuda_runtime_version,
+        cutlass=build.cutlass_version,
+        sanitizers=build.sanitizers,
+        kernels={family: dict(sorted(count.items())) for family, count in sorted(counts.items())},
+    )
+
+
+def problems(found: Inventory) -> list[Trouble]:
+    """What is wrong, the gravest first."""
+    troubles = []
+    usable = {facts.target: facts for facts in found.libraries if facts.error is None}
+    for facts in found.libraries:
+        needed = facts.target == Target.HOST.value or found.driver_cuda is not None or not usable
+        if facts.error is not None and not facts.missing:
+            troubles.append(Trouble(_first_line(facts.error) or "", Target(facts.target).how_to_build))
+        elif facts.missing and needed:
+            what = f"the {facts.target} library is not built"
+            troubles.append(Trouble(what, Target(facts.target).how_to_build))
+    if found.torch is None:
+        what = found.torch_error or "torch is not installed"
+        troubles.append(Trouble(what, "pip install 'sdpa_cutlass[torch]'"))
+    missing = [name for name, version in found.cli_packages.items() if version is None]
+    if missing:
+        what = f"the commands need {', '.join(missing)}"
+        troubles.append(Trouble(what, "pip install 'sdpa_cutlass[cli]'"))
+    troubles += _gpu_problems(found, usable.get(Target.CUDA.value))
+    if Target.CUDA.value not in usable and found.nvcc is None:
+        troubles.append(Trouble("no nvcc to build the cuda library with", NVCC_FIX))
+    if found.compiler is None and len(usable) < len(found.libraries):
+        troubles.append(Trouble("no C++ compiler to build with", "apt-get install g++"))
+    if found.forced_kernel:
+        what = f"{FORCE_VARIABLE}={found.forced_kernel!r} narrows every choice of a kernel"
+        troubles.append(Trouble(what, f"unset {FORCE_VARIABLE}"))
+    return troubles
+
+
+def _gpu_problems(found: Inventory, cuda: LibraryFacts | None) -> list[Trouble]:
+    troubles: list[Trouble] = []
+    if found.driver_cuda is None:
+        return troubles
+    if found.torch is not None and found.torch_cuda is None:
+        what = f"there is an NVIDIA driver, but torch {found.torch} was built without CUDA"
+        troubles.append(Trouble(what, "install a CUDA build of torch, as pytorch.org tells for your system"))
+    elif found.torch is not None and not found.gpus:
+        troubles.append(Trouble("torch finds no GPU", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES"))
+    if cuda is None:
+        return troubles
+    runtime = cuda.cuda_runtime or 0
+    if found.driver_cuda // 1000 < runtime // 1000:
+        supported = cuda_version(found.driver_cuda)
+        what = f"the driver supports CUDA {supported}, the library needs {cuda_version(runtime)}"
+        troubles.append(Trouble(what, "update the NVIDIA driver (CUDA 13 needs 580 or later)"))
+    for gpu in found.gpus:
+        if not archs_serve(cuda.archs or "", gpu.compute_capability):
+            major, minor = gpu.compute_capability
+            what = f"the library was built for {cuda.archs}, but {gpu.name} is sm_{major}{minor}"
+            fix = f"build it with -DCMAKE_CUDA_ARCHITECTURES={major}{minor}"
+            troubles.append(Trouble(what, fix))
+    return troubles
+
+
+def cuda_version(version: int) -> str:
+    """CUDA's integer as text: 13000 → 13.0."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _torch_facts() -> dict[str, Any]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return {}
+    except Exception as error:  # a broken installation fails in many ways
+        return {"torch_error": f"torch cannot be imported: {_first_line(str(error))}"}
+    gpus = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            gpus.append(
+                Gpu(
+                    name=properties.name,
+                    compute_capability=(properties.major, properties.minor),
+                    sms=properties.multi_processor_count,
+                    memory_bytes=properties.total_memory,
+                )
+            )
+    return {"torch": str(torch.__version__), "torch_cuda": torch.version.cuda, "gpus": tuple(gpus)}
+
+
+def _nvcc() -> str | None:
+    """The release of the nvcc that a build would find: on PATH, or in the wheel of this Python."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvcc"
+    for program in (os.environ.get("CUDACXX"), shutil.which("nvcc"), str(wheel)):
+        text = output_of([program, "--version"]) if program else None
+        release = re.search(r"release ([\d.]+)", text or "")
+        if release:
+            origin = "wheel" if program == str(wheel) else "system"
+            return f"{release.group(1)} ({origin})"
+    return None
+
+
+def _first_line(text: str | None) -> str | None:
+    return text.strip().splitlines()[0] if text and text.strip() else None
+
+
+def occupancies(target: Target) -> list[dict[str, Any]]:
+    """What every kernel of a library occupies; registers and CTAs per SM only where a GPU tells."""
+    try:
+        loaded = library(target)
+        rows = read_kernels(loaded)
+    except SdpaError:
+        return []
+    on_gpu = target is Target.CUDA and "torch" in sys.modules and sys.modules["torch"].cuda.is_available()
+    listed = []
+    for row in rows:
+        facts: dict[str, Any] = {
+            "name": row.name,
+            "smem_bytes": row.smem_bytes,
+            "ctas_per_sm": row.ctas_per_sm,
+            "registers": None,
+            "local_bytes": None,
+            "ctas_per_sm_here": None,
+        }
+        if on_gpu:
+            try:
+                occupancy = loaded.occupancy(row.index, 0)
+            except SdpaError:
+                pass  # rows that launch several kernels have no occupancy
+            else:
+                facts["registers"] = occupancy.registers
+                facts["local_bytes"] = occupancy.local_bytes
+                facts["ctas_per_sm_here"] = occupancy.ctas_per_sm
+        listed.append(facts)
+    return listed

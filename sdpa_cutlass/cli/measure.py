@@ -1,0 +1,196 @@
+"""One problem, every provider: inputs, correctness, time → result rows.
+
+The order matters. Each provider first runs once, which shows whether it can run this problem at all; this
+library's families are then checked with their log-sum-exp. What passed is timed side by side, and the
+outputs of the timed calls are checked again. A provider that fails keeps its row: the status says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
+from sdpa_cutlass.cli.inputs import QKV, load_qkv, random_qkv, torch_dtype
+from sdpa_cutlass.cli.providers import (
+    Attention,
+    Provider,
+    collected_warnings,
+    describe_failure,
+    kernel_name,
+    with_lse,
+)
+from sdpa_cutlass.cli.results import Row
+from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.cli.timing import GRAPH_CALLS, Contestant, Timing, time_on_cpu, time_on_gpu
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to measure. `repeats`: replays on a GPU (at most; `budget_s` ends them earlier), calls on a CPU."""
+
+    device: torch.device
+    dtype: str
+    providers: Sequence[Provider]
+    seed: int
+    repeats: int
+    budget_s: float = 0.15
+
+
+@dataclasses.dataclass
+class _Entry:
+    """What is known so far about one provider at one problem."""
+
+    provider: Provider
+    attention: Attention
+    kernel: str | None = None
+    errors: Errors | None = None
+    timing: Timing = dataclasses.field(default_factory=Timing)
+    failure: str | None = None
+
+
+def measure(case: Case, settings: Settings) -> list[Row]:
+    """One row per provider, in their order. Whatever goes wrong ends up in a row's status."""
+    entries = {provider.name: _Entry(provider, provider.bind(case)) for provider in settings.providers}
+    try:
+        inputs = _input_sets(case, settings)
+        reference = make_reference(inputs[0], causal=case.causal, seed=settings.seed)
+    except Exception as error:
+        _release_memory(settings.device)
+        return [
+            _row(case, settings, entry, f"error: inputs: {describe_failure(error)}")
+            for entry in entries.values()
+        ]
+    for entry in entries.values():
+        _first_run(entry, case, inputs[0], reference)
+    contestants = {
+        name: _contestant(entry, inputs) for name, entry in entries.items() if entry.failure is None
+    }
+
+    def failed(name: str, error: Exception) -> None:
+        entries[name].failure = describe_failure(error)
+        _release_memory(settings.device)
+
+    try:
+        if settings.device.type == "cuda":
+            timings = time_on_gpu(
+                contestants, budget_s=settings.budget_s, max_replays=settings.repeats, failed=failed
+            )
+        else:
+            timings = time_on_cpu(contestants, repeats=settings.repeats, failed=failed)
+        for name, timing in timings.items():
+            entries[name].timing = timing
+            _recheck(entries[name], contestants[name], reference)
+    except Exception as error:
+        # An asynchronous CUDA error belongs to nobody in particular.
+        for name in contestants:
+            entries[name].failure = entries[name].failure or describe_failure(error)
+    return [_row(case, settings, entry, entry.failure) for entry in entries.values()]
+
+
+def _input_sets(case: Case, settings: Settings) -> list[QKV]:
+    """As many input sets as it takes to overflow the L2 cache twice, at most one for each call of a graph."""
+    dtype, device = torch_dtype(settings.dtype), settings.device
+    if case.source is not None:
+        return [load_qkv(case.source).to(device, dtype)]
+    count = 1
+    if device.type == "cuda":
+        import torch
+
+        l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+        count = max(1, min(GRAPH_CALLS, math.ceil(2 * l2_bytes / case.problem().bytes)))
+    return [
+        random_qkv(case, dtype=dtype, device=device, seed=settings.seed, index=index)
+        for index in range(count)
+    ]
+
+
+def _first_run(entry: _Entry, case: Case, qkv: QKV, reference: Reference) -> None:
+    """Runs a provider once, unmeasured; fills in kernel, errors and failure."""
+    import torch
+
+    family = entry.provider.family
+    try:
+        with collected_warnings() as warned, entry.provider.context():
+            if family is None:
+                out, lse = entry.attention(qkv, torch.empty_like(qkv.q)), None
+            else:
+                entry.kernel = kernel_name(entry.provider, case, qkv)
+                out, lse = with_lse(entry.provider, case, qkv)
+        entry.errors = reference.check(out, lse, every_element=entry.provider.every_element)
+    except Exception as error:
+        entry.failure = describe_failure(error, warned)
+        _release_memory(qkv.q.device)
+    else:
+        if family is not None and entry.errors.violation:
+            entry.failure = f"wrong: {entry.errors.violation}"
+
+
+def _contestant(entry: _Entry, inputs: Sequence[QKV]) -> Contestant:
+    import torch
+
+    outs = [torch.empty_like(qkv.q) for qkv in inputs]
+    attention = entry.attention
+    return Contestant(
+        lambda index: attention(inputs[index], outs[index]), entry.provider.context, len(inputs)
+    )
+
+
+def _recheck(entry: _Entry, contestant: Contestant, reference: Reference) -> None:
+    """Checks what the timed calls left behind: the first set against the reference, the others for NaN."""
+    assert entry.errors is not None
+    errors = reference.check(contestant.outputs[0], None, every_element=entry.provider.every_element)
+    entry.errors = dataclasses.replace(
+        entry.errors, max_err_out=max(entry.errors.max_err_out, errors.max_err_out)
+    )
+    unwritten = sum(bool(out.isnan().any()) for out in contestant.outputs.values())
+    if unwritten:
+        entry.failure = f"wrong: {unwritten} of {len(contestant.outputs)} timed outputs hold NaN"
+    elif entry.provider.family is not None and errors.violation:
+        entry.failure = f"wrong: in the timed run, {errors.violation}"
+
+
+def _row(case: Case, settings: Settings, entry: _Entry, failure: str | None) -> Row:
+    timing, errors = entry.timing, entry.errors
+    time_us = timing.gpu_us if settings.device.type == "cuda" else timing.wall_us
+    note = f"ok ({timing.note})" if timing.note else "ok"
+    return Row(
+        suite=case.suite,
+        batch=case.batch,
+        num_heads_q=case.num_heads_q,
+        num_heads_kv=case.num_heads_kv,
+        seqlen_q=case.seqlen_q,
+        seqlen_k=case.seqlen_k,
+        head_dim=case.head_dim,
+        dtype=settings.dtype,
+        causal=case.causal,
+        mask=case.mask,
+        p_dropout=case.p_dropout,
+        provider=entry.provider.name,
+        kernel=entry.kernel,
+        gpu_us=_rounded(timing.gpu_us),
+        gpu_us_spread=_rounded(timing.gpu_us_spread),
+        wall_us=_rounded(timing.wall_us),
+        tflops=_rounded(case.problem().flops / time_us / 1e6) if time_us else None,
+        max_err_out=_rounded(errors.max_err_out) if errors else None,
+        max_err_lse=_rounded(errors.max_err_lse) if errors else None,
+        status=failure or note,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant digits: more than any measurement here deserves."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _release_memory(device: torch.device) -> None:
+    """Gives cached memory back, so that what failed for lack of it does not take the others along."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()

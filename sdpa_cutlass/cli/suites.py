@@ -1,0 +1,133 @@
+"""The problems that are compared and benchmarked, grouped in named suites. Shapes only: no tensors, no torch.
+
+mission     one sequence of 512, eight heads of 64: so small that latency decides
+small       batch 8, 16, 32 x sequence 128, 256, 512 at eight heads of 64
+long        sequence 512, 2048 and 8192 for every head dimension, 16384 tokens and about 2048 channels in all
+real        q, k, v captured from a pretrained encoder (a committed file), and with --input the user's own
+host        real but small shapes of every head dimension, for the library that runs without a GPU
+
+Every problem appears without and with a causal mask (top_left alignment, as in PyTorch) unless its suite
+says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sdpa_cutlass.problem import Causal, DType, Problem
+
+LONG_HEADS = {32: 64, 64: 32, 80: 24, 96: 20, 128: 16}
+LONG_SEQLENS = (512, 2048, 8192)
+LONG_TOKENS = 16384
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention problem: shape, options and where its tensors come from (`source` None: random)."""
+
+    suite: str
+    batch: int
+    num_heads_q: int
+    num_heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    causal: bool = False
+    mask: str = "none"
+    p_dropout: float = 0.0
+    source: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """A short name that tells all problems of a suite apart, such as `long/b8_h32_s2048_d64_causal`."""
+        heads = f"h{self.num_heads_q}"
+        if self.num_heads_kv != self.num_heads_q:
+            heads += f"x{self.num_heads_kv}"
+        seqlen = f"s{self.seqlen_q}"
+        if self.seqlen_k != self.seqlen_q:
+            seqlen = f"q{self.seqlen_q}_k{self.seqlen_k}"
+        parts = [f"b{self.batch}", heads, seqlen, f"d{self.head_dim}"]
+        if self.causal:
+            parts.append("causal")
+        return f"{self.suite}/{'_'.join(parts)}"
+
+    def problem(self, dtype: DType = DType.F16) -> Problem:
+        """The same problem as the library sees it; FLOPs and bytes are defined there."""
+        return Problem(
+            dtype=dtype,
+            batch=self.batch,
+            num_heads_q=self.num_heads_q,
+            num_heads_kv=self.num_heads_kv,
+            seqlen_q=self.seqlen_q,
+            seqlen_k=self.seqlen_k,
+            head_dim=self.head_dim,
+            causal=Causal.TOP_LEFT if self.causal else None,
+        )
+
+
+def square(suite: str, batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Case, Case]:
+    """The problem with seqlen_q == seqlen_k and without grouped heads: full, then causal."""
+    full = Case(
+        suite=suite,
+        batch=batch,
+        num_heads_q=heads,
+        num_heads_kv=heads,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=head_dim,
+    )
+    return full, dataclasses.replace(full, causal=True)
+
+
+def mission() -> list[Case]:
+    """The one small problem that the project is measured by."""
+    return list(square("mission", 1, 8, 512, 64))
+
+
+def small() -> list[Case]:
+    """Nine small problems, each full and causal."""
+    return [
+        case
+        for seqlen in (128, 256, 512)
+        for batch in (8, 16, 32)
+        for case in square("small", batch, 8, seqlen, 64)
+    ]
+
+
+def long() -> list[Case]:
+    """Three lengths of every head dimension, each full and causal."""
+    return [
+        case
+        for head_dim, heads in LONG_HEADS.items()
+        for seqlen in LONG_SEQLENS
+        for case in square("long", LONG_TOKENS // seqlen, heads, seqlen, head_dim)
+    ]
+
+
+def host() -> list[Case]:
+    """Small enough for an emulated GPU at under one GFLOP/s: a few MFLOP each, several tiles both ways."""
+    cases: list[Case] = []
+    for head_dim in LONG_HEADS:
+        cases += square("host", 1, 2, 160, head_dim)
+    cases.append(dataclasses.replace(square("host", 1, 4, 97, 64)[0], num_heads_kv=2, seqlen_k=193))
+    return cases
+
+
+SUITES = {"mission": mission, "small": small, "long": long, "host": host}
+SUITE_NAMES = (*SUITES, "real")
+DEFAULT_SUITES = {"cuda": ("mission", "small", "long", "real"), "cpu": ("host", "real")}
+
+
+def cases_of(names: Iterable[str]) -> list[Case]:
+    """The problems of the named suites, in order. `real` has none here: their shapes lie in files."""
+    return [case for name in names if name != "real" for case in SUITES[name]()]
+
+
+def matching(cases: Sequence[Case], globs: Sequence[str]) -> list[Case]:
+    """The cases whose name matches any of `globs`; all of them when there are none."""
+    if not globs:
+        return list(cases)
+    return [case for case in cases if any(fnmatch.fnmatchcase(case.name, glob) for glob in globs)]

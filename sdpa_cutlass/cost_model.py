@@ -1,0 +1,187 @@
+"""How long a kernel should take: waves, tile quantisation and the per-round work of one SM, in clock cycles.
+
+A CTA of the fused family walks over the key blocks that its rows can see. In one *round* each of its
+`kv_groups` warp groups takes one block, so a CTA needs ceil(blocks / kv_groups) rounds. A round loads four
+units of an SM:
+    mma      4·block_m·block_n·head_dim FLOPs a group            at the card's mma.sync rate
+    softmax  ex2 (16 a clock) and about six other instructions a score (128 a clock)
+    smem     every warp reads its group's whole K and V block, and its Q rows unless they stay in registers
+             (128 B a clock): this is why taller warp tiles win on large problems
+    l2       the K and V blocks themselves (64 B a clock)
+The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
+latency, so a round cannot be shorter than one warp's own chain. The constants were fitted to measurements
+on an H200 (2026-11): six kernels at B=1 H=8 S=512 D=64 (tiles 64x64, 32x64 and 32x32 with 1 to 8 groups:
+5.6 to 8.6 µs) and one at B=8 S=128 (4.4 µs); the model is within 5 % of all seven. What counts is the
+ranking: other cards enter only through their rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .device import DeviceInfo
+from .problem import Problem
+from .registry import Family, KernelInfo
+
+_CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
+_LAUNCH_CYCLES = 1500
+_CTA_CYCLES = 3500  # first loads, last stores
+_ROUND_LATENCY = 300
+_MERGE_CYCLES = 200
+_OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
+_EX2_PER_CLOCK = 16
+_ALU_PER_CLOCK = 128
+_ALU_PER_SCORE = 6
+_SMEM_BYTES_PER_CLOCK = 128
+_L2_BYTES_PER_CLOCK = 64
+_SMEM_PER_SM = 102400  # sm_89; every CTA takes _SMEM_PER_CTA more than it asks for
+_SMEM_PER_CTA = 1024
+_LOGIT_BYTES = 4  # read once and written once, in 16 bits
+_MAX_SAMPLES = 64  # rows of CTAs looked at to average a causal mask
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time."""
+
+    ctas: int
+    waves: float
+    useful: float
+    cycles: float
+    microseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One round of one CTA: cycles each unit is busy, and the warps that share the work."""
+
+    mma: float
+    softmax: float
+    smem: float
+    l2: float
+    warps: int
+
+    def cycles(self, resident: int) -> float:
+        """Cycles of a round when `resident` CTAs share the SM."""
+        units = (self.mma, self.softmax, self.smem)
+        busy = max(units) + _OVERLAP_LOSS * (sum(units) - max(units))
+        alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
+        return max(busy * resident, self.l2 * resident, alone)
+
+
+def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+    """What `kernel`, legal for `problem`, should cost on `device`."""
+    model = _fused if kernel.family is Family.FMHA_FWD else _unfused
+    return model(kernel, problem, device)
+
+
+def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+    m_blocks = _ceil_div(problem.seqlen_q, kernel.block_m)
+    ctas = m_blocks * problem.batch * problem.num_heads_q
+    blocks = _visible_blocks(kernel, problem, m_blocks)
+    rounds = [_ceil_div(count, kernel.kv_groups) for count in blocks]
+    mean_rounds = sum(rounds) / len(rounds)
+
+    scores = kernel.block_m * kernel.block_n * kernel.kv_groups
+    kv_bytes = 4 * kernel.block_n * kernel.head_dim
+    q_bytes = 2 * kernel.block_m * kernel.head_dim
+    q_reads = 0 if kernel.q_in_regs else kernel.kv_groups * q_bytes
+    work = _Work(
+        mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
+        softmax=scores * (1 / _EX2_PER_CLOCK + _ALU_PER_SCORE / _ALU_PER_CLOCK),
+        smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
+        l2=kernel.kv_groups * kv_bytes / _L2_BYTES_PER_CLOCK,
+        warps=kernel.warps,
+    )
+    merge = 0.0
+    if kernel.kv_groups > 1:  # accumulators through shared memory, written and read
+        merge_bytes = 8 * kernel.kv_groups * kernel.block_m * (kernel.head_dim + 4)
+        merge = _MERGE_CYCLES + merge_bytes / _SMEM_BYTES_PER_CLOCK
+    ends = _CTA_CYCLES + 2 * q_bytes / _L2_BYTES_PER_CLOCK
+
+    def body(resident: int) -> float:
+        return mean_rounds * work.cycles(resident) + merge * resident
+
+    cycles = _spread(ctas, kernel.ctas_per_sm, device.sms, ends, body)
+    longest = ends + max(rounds) * work.cycles(1) + merge
+    computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n
+    useful = _visible_scores(problem) / max(computed, 1)
+    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + max(cycles, longest), device)
+
+
+def _unfused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+    """Q·Kᵀ in tiles of the row, a softmax that reads logits and writes P, P·V in tiles as wide as head_dim.
+
+    Rougher than the fused model and fitted to nothing: it only has to rank tiles of the same pipeline.
+    """
+    heads = problem.batch * problem.num_heads_q
+    resident = max(_SMEM_PER_SM // (kernel.smem_bytes + _SMEM_PER_CTA), 1)
+
+    def gemm(rows: int, columns: int, depth: int, block_m: int, block_n: int) -> tuple[int, float]:
+        ctas = _ceil_div(rows, block_m) * _ceil_div(columns, block_n) * heads
+        operand_bytes = 2 * (block_m + block_n) * depth
+        mma = 2 * block_m * block_n * depth / device.mma_flops_per_clock
+        smem = math.sqrt(kernel.warps) * operand_bytes / _SMEM_BYTES_PER_CLOCK
+        store = 2 * block_m * block_n / _L2_BYTES_PER_CLOCK
+        tile = max(mma, smem, operand_bytes / _L2_BYTES_PER_CLOCK) + store
+        return ctas, _spread(ctas, resident, device.sms, _CTA_CYCLES, tile.__mul__)
+
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    ctas, qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
+    _, pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
+    logits = heads * rows * keys
+    softmax_cycles = _CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * _L2_BYTES_PER_CLOCK)
+    computed = ctas * kernel.block_m * kernel.block_n
+    cycles = 3 * _LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles
+    return _result(ctas, kernel, logits / computed, cycles, device)
+
+
+def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[int], float]) -> float:
+    """Cycles until the busiest SM has run its share of the CTAs.
+
+    `body(resident)` is what that many CTAs take together, `ends` a CTA's prologue and epilogue: exposed
+    once, and in later waves hidden in part behind the neighbours.
+    """
+    share = _ceil_div(ctas, sms)
+    resident = min(ctas_per_sm, share)
+    full, rest = divmod(share, resident)
+    cycles = ends + full * body(resident) + (full - 1) * ends / resident
+    if rest:
+        cycles += body(rest) + ends / resident
+    return cycles
+
+
+def _result(ctas: int, kernel: KernelInfo, useful: float, cycles: float, device: DeviceInfo) -> Estimate:
+    waves = ctas / (device.sms * kernel.ctas_per_sm)
+    return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3))
+
+
+def _visible_blocks(kernel: KernelInfo, problem: Problem, m_blocks: int) -> list[int]:
+    """Key blocks that a row of CTAs has to visit, for at most _MAX_SAMPLES evenly spaced rows of CTAs."""
+    if not problem.is_causal:
+        return [_ceil_div(problem.seqlen_k, kernel.block_n)]
+    step = _ceil_div(m_blocks, _MAX_SAMPLES)
+    counts = []
+    for m_block in range(m_blocks - 1, -1, -step):
+        last_row = min((m_block + 1) * kernel.block_m, problem.seqlen_q) - 1
+        keys = min(max(last_row + problem.causal_offset + 1, 0), problem.seqlen_k)
+        counts.append(_ceil_div(keys, kernel.block_n))
+    return counts
+
+
+def _visible_scores(problem: Problem) -> int:
+    """Scores of one head that are not masked: row i sees clamp(i + causal_offset + 1, 0, seqlen_k) keys."""
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    if not problem.is_causal:
+        return rows * keys
+    first = problem.causal_offset + 1
+    start = min(max(1 - first, 0), rows)  # the first row that sees a key
+    full = min(max(keys - first, start), rows)  # the first row that sees them all
+    partial = full - start
+    return partial * (first + start) + partial * (partial - 1) // 2 + (rows - full) * keys
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

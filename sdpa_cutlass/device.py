@@ -1,0 +1,124 @@
+"""What the launch and the cost model need to know about a device: its facts, its driver, its current stream.
+
+Facts of GPUs come from torch, which is loaded already whenever a CUDA tensor exists. The host library is
+modelled as an NVIDIA L4, so that CPU runs exercise the kernels that an L4 would use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._c_api import BuildInfo
+from ._locate import Target
+from .errors import DriverError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device. `mma_flops_per_clock` is per SM, for fp16 mma.sync with fp32 accumulation."""
+
+    target: Target
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+    sms: int
+    mma_flops_per_clock: int
+
+
+HOST = DeviceInfo(
+    target=Target.HOST,
+    index=0,
+    name="host (modelled as NVIDIA L4)",
+    compute_capability=(8, 9),
+    sms=58,
+    mma_flops_per_clock=1024,
+)
+
+
+def _mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
+    if compute_capability == (8, 0):
+        return 2048
+    if compute_capability >= (9, 0) and "GeForce" not in name:
+        return 2580  # mma.sync reaches 63 % of what wgmma does on an H200
+    return 512 if "GeForce" in name else 1024
+
+
+@functools.cache
+def cuda_device(index: int) -> DeviceInfo:
+    """Facts of CUDA device `index`, as torch numbers them."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return DeviceInfo(
+        target=Target.CUDA,
+        index=index,
+        name=properties.name,
+        compute_capability=capability,
+        sms=properties.multi_processor_count,
+        mma_flops_per_clock=_mma_flops_per_clock(capability, properties.name),
+    )
+
+
+def driver_version() -> int | None:
+    """The newest CUDA that the installed driver supports, as an integer (13000), or None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    status = driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value if status == 0 else None
+
+
+def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:
+    """True when a library built for CMake's `archs` list ("89;90-real") has code for this compute capability.
+
+    Machine code runs on the same major version with an equal or higher minor one; PTX on anything newer.
+    """
+    for arch in archs.replace(",", ";").split(";"):
+        number, _, kind = arch.strip().partition("-")
+        digits = number.rstrip("af")
+        if not digits.isdigit():
+            continue
+        built = (int(digits) // 10, int(digits) % 10)
+        if digits != number:
+            if built == compute_capability:
+                return True
+        elif built <= compute_capability and (kind != "real" or built[0] == compute_capability[0]):
+            return True
+    return False
+
+
+def check_can_serve(build: BuildInfo, device: DeviceInfo) -> None:
+    """Raises DriverError unless the driver and the GPU can run the CUDA library `build`."""
+    needed = build.cuda_runtime_version // 1000
+    found = driver_version()
+    if found is None:
+        raise DriverError(f"no NVIDIA driver was found (libcuda.so.1); the library needs CUDA {needed}")
+    if found // 1000 < needed:
+        raise DriverError(
+            f"the NVIDIA driver supports CUDA {found // 1000}.{found % 1000 // 10}; the library was built "
+            f"with CUDA {needed} and needs a newer driver{' (580 or later)' if needed == 13 else ''}"
+        )
+    if not archs_serve(build.archs, device.compute_capability):
+        major, minor = device.compute_capability
+        raise DriverError(
+            f"{device.name} has compute capability {major}.{minor}; the library was built for "
+            f"{build.archs!r}. Build it with -DCMAKE_CUDA_ARCHITECTURES={major}{minor}"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def stream_getter() -> Callable[[int], int]:
+    """A function from device index to the handle of torch's current stream on it."""
+    import torch
+
+    raw: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is not None:
+        return raw
+    return lambda index: int(torch.cuda.current_stream(index).cuda_stream)

@@ -1,0 +1,191 @@
+"""Problem → kernel: which are legal, then a measured row for this GPU, then the cost model.
+
+`SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to the kernels whose names match. It is read once, at
+the first choice of the process, and leaves a family alone when only names of the other one match. Rankings
+are cached for each problem and device; whether the library accepts the strides at hand is asked anew for
+every signature.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ._c_api import Library, Params
+from .cost_model import Estimate, estimate
+from .device import DeviceInfo
+from .errors import ArgumentError, NoKernelError
+from .problem import Problem
+from .registry import Family, KernelInfo, read_kernels
+
+FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
+_NEAREST = 5  # refused kernels that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel that runs, and why it."""
+
+    kernel: KernelInfo
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel beside one problem: `refusal` says why it is not legal, `estimate` what it should cost."""
+
+    kernel: KernelInfo
+    refusal: str | None
+    estimate: Estimate | None
+
+
+def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
+    """What the registry row alone says against running `problem`; empty when nothing does."""
+    found = []
+    if kernel.head_dim != problem.head_dim:
+        found.append(f"head_dim is {kernel.head_dim}, not {problem.head_dim}")
+    if kernel.dtype is not problem.dtype:
+        found.append(f"dtype is {kernel.dtype.value}, not {problem.dtype.value}")
+    if kernel.is_causal != problem.is_causal:
+        found.append("is causal" if kernel.is_causal else "is not causal")
+    if kernel.has_dropout:
+        found.append("applies dropout")
+    return found
+
+
+def tuned_kernel(problem: Problem, device: DeviceInfo) -> str | None:
+    """The kernel that was measured to be the fastest, or None: no table is shipped for any device yet."""
+    return None
+
+
+_rankings: dict[tuple[Library, Problem, Family, DeviceInfo], tuple[tuple[KernelInfo, Estimate], ...]] = {}
+_MAX_RANKINGS = 4096
+
+
+def ranking(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo
+) -> tuple[tuple[KernelInfo, Estimate], ...]:
+    """The kernels whose rows fit `problem`, the cheapest by the cost model first. May be empty."""
+    key = (library, problem, family, device)
+    found = _rankings.get(key)
+    if found is None:
+        legal = [
+            (kernel, estimate(kernel, problem, device))
+            for kernel in read_kernels(library)
+            if kernel.family is family and not mismatches(kernel, problem)
+        ]
+        found = tuple(sorted(legal, key=lambda pair: (pair[1].cycles, pair[0].name)))
+        if len(_rankings) >= _MAX_RANKINGS:
+            _rankings.clear()
+        _rankings[key] = found
+    return found
+
+
+def choose(
+    library: Library,
+    problem: Problem,
+    family: Family,
+    device: DeviceInfo,
+    params: Params,
+    *,
+    name: str | None = None,
+) -> Choice:
+    """The kernel of `family` for `problem` with the strides and addresses of `params`.
+
+    With `name`, that very kernel. Raises ArgumentError for an unknown name, NoKernelError when none is legal.
+    """
+    if name is not None:
+        return Choice(_named(library, problem, family, params, name), "named by the caller")
+    pattern = forced_pattern()
+    forced = _forced(library, family, pattern) if pattern else None
+    legal = ranking(library, problem, family, device)
+    if forced is not None:
+        legal = tuple(pair for pair in legal if pair[0].name in forced)
+    tuned = tuned_kernel(problem, device) if forced is None else None
+    for kernel, _ in sorted(legal, key=lambda pair: pair[0].name != tuned):
+        if library.refusal(kernel.index, params) is None:
+            if forced is not None:
+                return Choice(kernel, f"{FORCE_VARIABLE}={pattern}")
+            return Choice(kernel, "measured on this device" if kernel.name == tuned else "cost model")
+    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    what = f"no {family.value} kernel can run {problem}"
+    if forced is not None:
+        pool = [kernel for kernel in pool if kernel.name in forced]
+        what = f"{FORCE_VARIABLE}={pattern}: none of the {len(pool)} kernels that match can run {problem}"
+    raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, params)}")
+
+
+def candidates(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
+) -> list[Candidate]:
+    """Every kernel of `family`: the legal ones, cheapest first, then the refused ones, nearest first."""
+    estimates = {kernel.index: cost for kernel, cost in ranking(library, problem, family, device)}
+    found = [
+        Candidate(kernel, refusal(library, kernel, problem, params), estimates.get(kernel.index))
+        for kernel in read_kernels(library)
+        if kernel.family is family
+    ]
+
+    def order(candidate: Candidate) -> tuple[bool, float, int]:
+        cycles = candidate.estimate.cycles if candidate.estimate else 0.0
+        return candidate.refusal is not None, cycles, _distance(candidate.kernel, problem)
+
+    return sorted(found, key=order)
+
+
+def refusal(library: Library, kernel: KernelInfo, problem: Problem, params: Params) -> str | None:
+    """Why `kernel` cannot run this problem, or None."""
+    return "; ".join(mismatches(kernel, problem)) or library.refusal(kernel.index, params)
+
+
+@functools.lru_cache(maxsize=1)
+def forced_pattern() -> str | None:
+    """The glob of the environment variable, as it was at the first choice of this process."""
+    return os.environ.get(FORCE_VARIABLE) or None
+
+
+def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
+    """Names of `family` that match; None when only another family's do. Raises when none does."""
+    kernels = read_kernels(library)
+    matching = [kernel for kernel in kernels if fnmatch.fnmatchcase(kernel.name, pattern)]
+    if not matching:
+        near = _close_names(pattern, kernels)
+        raise NoKernelError(f"{FORCE_VARIABLE}={pattern} matches none of the {len(kernels)} kernels.{near}")
+    return {kernel.name for kernel in matching if kernel.family is family} or None
+
+
+def _named(library: Library, problem: Problem, family: Family, params: Params, name: str) -> KernelInfo:
+    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    for kernel in pool:
+        if kernel.name == name:
+            reason = refusal(library, kernel, problem, params)
+            if reason is not None:
+                raise NoKernelError(f"kernel={name!r} cannot run {problem}: {reason}")
+            return kernel
+    raise ArgumentError(
+        f"kernel={name!r} is not one of the {len(pool)} {family.value} kernels.{_close_names(name, pool)}"
+    )
+
+
+def _close_names(name: str, kernels: Iterable[KernelInfo]) -> str:
+    near = difflib.get_close_matches(name, [kernel.name for kernel in kernels], n=_NEAREST, cutoff=0.3)
+    return " Nearest: " + ", ".join(near) if near else ""
+
+
+def _nearest(library: Library, pool: list[KernelInfo], problem: Problem, params: Params) -> str:
+    if not pool:
+        return "The library has no kernel of this family."
+    head_dims = sorted({kernel.head_dim for kernel in pool})
+    lines = [f"Its kernels serve head_dim {', '.join(map(str, head_dims))} in f16 and bf16. Nearest:"]
+    for kernel in sorted(pool, key=lambda kernel: _distance(kernel, problem))[:_NEAREST]:
+        lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, params)}")
+    return "\n".join(lines)
+
+
+def _distance(kernel: KernelInfo, problem: Problem) -> int:
+    """How far a row is from fitting: first by the number of mismatches, then by head_dim."""
+    return 1000 * len(mismatches(kernel, problem)) + abs(kernel.head_dim - problem.head_dim)

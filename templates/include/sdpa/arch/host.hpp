@@ -1,0 +1,153 @@
+// The arch policy of the host target: the operations of arch/sm80.cuh, executed by the engine in arch/simt/.
+//
+// The CuTe operations below inherit the traits of the SM75/SM80 atoms that they stand for, so a kernel's layouts are
+// the same on both targets; only the instruction at the bottom differs. A kernel written against the policy runs here
+// unchanged, one fiber per thread, and stricter than the hardware would: see simt/block.hpp for what is checked.
+// Compiled as plain C++ with the CUDA headers for their types; nothing of the CUDA runtime is called.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include <cute/tensor.hpp>
+#include <cutlass/bfloat16.h>
+#include <cutlass/half.h>
+
+#include "sdpa/arch/simt/collectives.hpp"
+#include "sdpa/arch/simt/launch.hpp"
+#include "sdpa/registry.hpp"
+
+namespace sdpa::arch::host {
+
+// m16n8k16, A row major, B column major, fp32 accumulation. Element is cutlass::half_t or cutlass::bfloat16_t.
+template <class Element>
+struct Mma16816 {
+  static_assert(std::is_same_v<Element, cutlass::half_t> || std::is_same_v<Element, cutlass::bfloat16_t>);
+
+  using DRegisters = float[4];
+  using ARegisters = uint32_t[4];
+  using BRegisters = uint32_t[2];
+  using CRegisters = float[4];
+
+  static void fma(float &d0, float &d1, float &d2, float &d3, const uint32_t &a0, const uint32_t &a1,
+                  const uint32_t &a2, const uint32_t &a3, const uint32_t &b0, const uint32_t &b1, const float &c0,
+                  const float &c1, const float &c2, const float &c3) {
+    using Format = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, simt::Half, simt::Bfloat16>;
+    float d[4];
+    simt::mma<Format>(d, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3});
+    d0 = d[0];
+    d1 = d[1];
+    d2 = d[2];
+    d3 = d[3];
+  }
+};
+
+// ldmatrix.x4
+template <bool kTranspose>
+struct Ldmatrix {
+  using SRegisters = cute::uint128_t[1];
+  using DRegisters = uint32_t[4];
+
+  static void copy(const cute::uint128_t &row, uint32_t &d0, uint32_t &d1, uint32_t &d2, uint32_t &d3) {
+    uint32_t d[4];
+    simt::ldmatrix<kTranspose>(d, &row);
+    d0 = d[0];
+    d1 = d[1];
+    d2 = d[2];
+    d3 = d[3];
+  }
+};
+
+// cp.async.cg of 16 bytes, with zero fill.
+struct CpAsync {
+  using SRegisters = cute::uint128_t[1];
+  using DRegisters = cute::uint128_t[1];
+
+  static void copy(const cute::uint128_t &source, cute::uint128_t &destination, bool load) {
+    simt::cp_async(&destination, &source, load);
+  }
+};
+
+}  // namespace sdpa::arch::host
+
+namespace cute {
+
+template <>
+struct MMA_Traits<sdpa::arch::host::Mma16816<cutlass::half_t>> : MMA_Traits<SM80_16x8x16_F32F16F16F32_TN> {};
+
+template <>
+struct MMA_Traits<sdpa::arch::host::Mma16816<cutlass::bfloat16_t>> : MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> {};
+
+template <>
+struct Copy_Traits<sdpa::arch::host::Ldmatrix<false>> : Copy_Traits<SM75_U32x4_LDSM_N> {};
+
+template <>
+struct Copy_Traits<sdpa::arch::host::Ldmatrix<true>> : Copy_Traits<SM75_U16x8_LDSM_T> {};
+
+// The predicate goes with the traits, as in those that these inherit from.
+template <>
+struct Copy_Traits<sdpa::arch::host::CpAsync> : Copy_Traits<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>> {
+  constexpr Copy_Traits with(bool load) const { return {{load}}; }
+
+  template <class TS, class SLayout, class TD, class DLayout>
+  friend constexpr void copy_unpack(const Copy_Traits &traits, const Tensor<TS, SLayout> &source,
+                                    Tensor<TD, DLayout> &destination) {
+    static_assert(is_gmem<TS>::value && is_smem<TD>::value, "cp.async copies from global to shared memory");
+    Tensor rS = recast<uint128_t>(source);
+    Tensor rD = recast<uint128_t>(destination);
+    CUTE_STATIC_ASSERT_V(size(rS) == Int<1>{}, "the source is not one vector of 16 bytes");
+    CUTE_STATIC_ASSERT_V(size(rD) == Int<1>{}, "the destination is not one vector of 16 bytes");
+    sdpa::arch::host::CpAsync::copy(rS[0], rD[0], traits.pred);
+  }
+};
+
+}  // namespace cute
+
+namespace sdpa::arch {
+
+struct Host {
+  static constexpr bool kIsHost = true;
+
+  template <class Element>
+  using MmaOp = host::Mma16816<Element>;
+  using LdsmN = host::Ldmatrix<false>;
+  using LdsmT = host::Ldmatrix<true>;
+  using CpAsync = host::CpAsync;
+
+  static int thread_idx() { return simt::thread_idx(); }
+  static int block_idx() { return simt::block_idx(); }
+  static char *dynamic_smem() { return simt::dynamic_smem(); }
+
+  static void syncthreads() { simt::syncthreads(); }
+  static void sync_group(int barrier, int num_threads) { simt::sync_group(barrier, num_threads); }
+  static void syncwarp() { simt::syncwarp(); }
+
+  static void cp_async_fence() { simt::cp_async_fence(); }
+  template <int N>
+  static void cp_async_wait() {
+    static_assert(N >= 0);
+    simt::cp_async_wait(N);
+  }
+
+  template <class T>
+  static T shfl_xor(T value, int lane_mask) {
+    return simt::shfl_xor(value, lane_mask);
+  }
+  static bool any(bool predicate) { return simt::any(predicate); }
+
+  // ex2.approx.ftz: results below the smallest normal number are zero.
+  static float exp2(float x) {
+    const float y = ::exp2f(x);
+    return y < FLT_MIN ? 0.0f : y;
+  }
+
+  template <class Params>
+  static Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,
+                       const Params &params, void * /*stream*/) {
+    return simt::launch(kernel, name, grid, threads, smem_bytes, params);
+  }
+};
+
+}  // namespace sdpa::arch

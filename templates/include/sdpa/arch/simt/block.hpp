@@ -1,0 +1,341 @@
+// A block of CUDA threads on one OS thread: every thread is a fiber, and at any time one of them runs.
+//
+// The lanes of a warp meet in collectives (collectives.hpp): each lane leaves its operands in the warp's slots and
+// stops; the last to arrive executes for all. A barrier is a collective too: the warp's lanes meet, then the warp as a
+// whole arrives at the barrier. Every rule that a kernel can break ends the block with a message naming kernel,
+// block, warp and thread; its fibers are dropped, and the Block is ready for another run.
+// Not found: data races between collectives in the schedule at hand (try other seeds), and a thread that spins on
+// memory for ever.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <vector>
+
+#include "sdpa/arch/simt/cp_async.hpp"
+#include "sdpa/arch/simt/fiber.hpp"
+#include "sdpa/arch/simt/schedule.hpp"
+#include "sdpa/arch/simt/shared_memory.hpp"
+#include "sdpa/arch/simt/warp.hpp"
+
+namespace sdpa::simt {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kNumBarriers = 16;
+
+// A kernel with its arguments, ready to be run by every thread of a block.
+struct KernelCall {
+  const char *name;
+  void (*run)(const void *closure);
+  const void *closure;
+  int threads;
+  int smem_bytes;
+  uint64_t seed;
+};
+
+class Block {
+ public:
+  // Runs every thread of block `index` to its end. False when a rule was broken: error() says which.
+  // Throws std::bad_alloc, before any thread has run.
+  bool run(const KernelCall &call, int64_t index);
+  const char *error() const { return error_; }
+
+  // ---- For the running thread.
+  int thread_idx() const { return current_; }
+  int64_t block_idx() const { return index_; }
+  int smem_bytes() const { return call_->smem_bytes; }
+  int lane() const { return current_ % kWarpSize; }
+  Warp &warp() { return warps_[current_ / kWarpSize]; }
+  SharedMemory &shared_memory() { return shared_memory_; }
+  CpAsyncQueue &copies() { return threads_[current_].copies; }
+
+  // Returns when all live lanes of the warp have met here and the collective was executed.
+  void meet(const Collective &collective) { meet(collective, -1, 0); }
+
+  // Barrier 0 is complete when all live warps wait there, any other when `num_threads` threads do.
+  void sync(int barrier, int num_threads);
+
+  // Ends the block.
+  [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+ private:
+  struct Thread {
+    Fiber fiber{Fiber::kStackBytes};
+    CpAsyncQueue copies;
+  };
+  struct Barrier {
+    int num_warps = 0;  // that wait there
+    int num_threads = 0;
+  };
+
+  static constexpr uint32_t bit(int thread) { return 1u << (thread % kWarpSize); }
+
+  static void fiber_main();
+  static void arrive_at_barrier(Block &block, Warp &warp);
+
+  void reset(const KernelCall &call, int64_t index);
+  void meet(const Collective &collective, int barrier, int barrier_threads);
+  void execute(Warp &warp);
+  void release_if_complete(int barrier);
+  int pick_thread();
+  void run_other_thread();
+  void resume(int thread, bool current_is_done = false);
+  [[noreturn]] void exit_thread();
+  [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
+  [[noreturn]] void fail_deadlock();
+
+  static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
+
+  const KernelCall *call_ = nullptr;
+  int64_t index_ = 0;
+  int current_ = 0;  // the running thread
+  int num_warps_ = 0;
+  int num_live_warps_ = 0;
+  bool started_ = false;  // the first fiber was entered
+  bool failed_ = false;
+  Fiber main_;
+  Schedule schedule_;
+  SharedMemory shared_memory_;
+  std::vector<Thread> threads_;
+  std::array<Barrier, kNumBarriers> barriers_;
+  std::array<Warp, kMaxThreads / kWarpSize> warps_;
+  char error_[400];
+};
+
+// The block that this OS thread runs, for the kernel's side of the engine.
+inline thread_local Block *current_block = nullptr;
+
+inline bool Block::run(const KernelCall &call, int64_t index) {
+  reset(call, index);
+  current_block = this;
+  switch_fiber(main_, threads_[size_t(current_)].fiber);
+  current_block = nullptr;
+  if (failed_) {
+    for (int i = 0; i < call.threads; ++i) {
+      if (warps_[size_t(i / kWarpSize)].live & bit(i)) threads_[size_t(i)].fiber.abandon(main_);
+    }
+  } else if (!shared_memory_.guards_intact()) {
+    std::snprintf(error_, sizeof(error_), "kernel %s, block %lld: wrote outside its %d bytes of dynamic shared memory",
+                  call.name, static_cast<long long>(index), call.smem_bytes);
+    failed_ = true;
+  }
+  return !failed_;
+}
+
+inline void Block::reset(const KernelCall &call, int64_t index) {
+  call_ = &call;
+  index_ = index;
+  num_warps_ = num_live_warps_ = (call.threads + kWarpSize - 1) / kWarpSize;
+  started_ = failed_ = false;
+  error_[0] = '\0';
+  schedule_.start(call.seed, index);
+  shared_memory_.reset(call.smem_bytes);
+  barriers_.fill({});
+  while (threads_.size() < size_t(call.threads)) threads_.emplace_back();
+  for (int w = 0; w < num_warps_; ++w) {
+    Warp &warp = warps_[size_t(w)];
+    const int lanes = std::min(kWarpSize, call.threads - w * kWarpSize);
+    warp.live = warp.ready = lanes == kWarpSize ? kFullWarp : bit(lanes) - 1;
+    warp.arrived = 0;
+    warp.waits_at = -1;
+    warp.slots.vote = 0;
+  }
+  for (int i = 0; i < call.threads; ++i) {
+    threads_[size_t(i)].fiber.prepare(&Block::fiber_main, i);
+    threads_[size_t(i)].copies.clear();
+  }
+  const int first_warp = schedule_.first_warp(0, num_warps_);
+  current_ = first_warp * kWarpSize + schedule_.next_lane(warps_[size_t(first_warp)].ready, kWarpSize - 1);
+}
+
+inline void Block::fiber_main() {
+  Block &block = *current_block;
+  Fiber::entered(block.started_ ? nullptr : &block.main_);
+  block.started_ = true;
+  char thrown[200] = {};
+  try {
+    block.call_->run(block.call_->closure);
+  } catch (const std::exception &exception) {
+    std::snprintf(thrown, sizeof(thrown), "uncaught exception: %s", exception.what());
+  }
+  if (thrown[0] != '\0') block.fail("%s", thrown);
+  block.exit_thread();
+}
+
+inline void Block::exit_thread() {
+  const CpAsyncQueue &copies = this->copies();
+  if (copies.num_uncommitted() != 0) {
+    fail("exits with %zu cp.async copies that were never committed", copies.num_uncommitted());
+  }
+  if (copies.num_unwaited() != 0) {
+    fail("exits with %zu cp.async copies that were never waited for", copies.num_unwaited());
+  }
+  Warp &warp = this->warp();
+  warp.live &= ~bit(current_);
+  warp.ready &= ~bit(current_);
+  if (warp.live == 0) {
+    --num_live_warps_;
+    release_if_complete(0);
+  } else if (warp.arrived == warp.live) {
+    execute(warp);
+  }
+  if (num_live_warps_ == 0) {
+    switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
+  } else {
+    const int next = pick_thread();
+    if (next < 0) fail_deadlock();
+    resume(next, /*current_is_done=*/true);
+  }
+  __builtin_unreachable();
+}
+
+inline void Block::meet(const Collective &collective, int barrier, int barrier_threads) {
+  Warp &warp = this->warp();
+  const uint32_t lane_bit = bit(current_);
+  if (warp.arrived == 0) {
+    warp.collective = &collective;
+    warp.barrier = barrier;
+    warp.barrier_threads = barrier_threads;
+  } else if (warp.collective != &collective || warp.barrier != barrier || warp.barrier_threads != barrier_threads) {
+    fail_divergence(collective, barrier, barrier_threads);
+  }
+  warp.arrived |= lane_bit;
+  if (warp.arrived != warp.live) {
+    warp.ready &= ~lane_bit;
+    run_other_thread();
+    return;
+  }
+  execute(warp);
+  if ((warp.ready & lane_bit) == 0) {
+    run_other_thread();
+  } else if (!schedule_.in_order()) {
+    const int next = pick_thread();
+    if (next != current_) resume(next);
+  }
+}
+
+inline void Block::execute(Warp &warp) {
+  if (warp.collective->needs_full_warp && warp.live != kFullWarp) {
+    fail("%s with inactive lanes: only lanes 0x%08x of the warp take part", warp.collective->name, warp.live);
+  }
+  warp.arrived = 0;
+  warp.ready = warp.live;
+  warp.collective->execute(*this, warp);
+}
+
+inline void Block::sync(int barrier, int num_threads) {
+  if (barrier < 0 || barrier >= kNumBarriers) fail("barrier %d does not exist: there are %d", barrier, kNumBarriers);
+  if (barrier != 0 && (num_threads <= 0 || num_threads % kWarpSize != 0)) {
+    fail("sync_group(%d, %d): the number of threads is not a positive multiple of %d", barrier, num_threads, kWarpSize);
+  }
+  meet(kBarrier, barrier, num_threads);
+}
+
+inline void Block::arrive_at_barrier(Block &block, Warp &warp) {
+  Barrier &barrier = block.barriers_[size_t(warp.barrier)];
+  if (barrier.num_warps == 0) {
+    barrier.num_threads = warp.barrier_threads;
+  } else if (barrier.num_threads != warp.barrier_threads) {
+    block.fail("sync_group(%d, %d): the warps that already wait there expect %d threads", warp.barrier,
+               warp.barrier_threads, barrier.num_threads);
+  }
+  ++barrier.num_warps;
+  warp.waits_at = warp.barrier;
+  warp.ready = 0;
+  block.release_if_complete(warp.barrier);
+}
+
+inline void Block::release_if_complete(int barrier) {
+  Barrier &state = barriers_[size_t(barrier)];
+  const int needed = barrier == 0 ? num_live_warps_ : state.num_threads / kWarpSize;
+  if (state.num_warps == 0 || state.num_warps != needed) return;
+  state.num_warps = 0;
+  for (int w = 0; w < num_warps_; ++w) {
+    Warp &warp = warps_[size_t(w)];
+    if (warp.waits_at != barrier) continue;
+    warp.waits_at = -1;
+    warp.ready = warp.live;
+  }
+}
+
+// Negative when no thread can run.
+inline int Block::pick_thread() {
+  const int current_warp = current_ / kWarpSize;
+  const uint32_t ready = warps_[size_t(current_warp)].ready;
+  if (ready != 0 && !schedule_.leaves_warp()) {
+    return current_warp * kWarpSize + schedule_.next_lane(ready, current_ % kWarpSize);
+  }
+  const int first = schedule_.first_warp(current_warp, num_warps_);
+  for (int i = 0; i < num_warps_; ++i) {
+    const int w = (first + i) % num_warps_;
+    if (warps_[size_t(w)].ready != 0) {
+      return w * kWarpSize + schedule_.next_lane(warps_[size_t(w)].ready, kWarpSize - 1);
+    }
+  }
+  return -1;
+}
+
+inline void Block::run_other_thread() {
+  const int next = pick_thread();
+  if (next < 0) fail_deadlock();
+  resume(next);
+}
+
+inline void Block::resume(int thread, bool current_is_done) {
+  Fiber &from = threads_[size_t(current_)].fiber;
+  current_ = thread;
+  switch_fiber(from, threads_[size_t(thread)].fiber, current_is_done);
+}
+
+inline void Block::fail(const char *format, ...) {
+  const int length =
+      std::snprintf(error_, sizeof(error_), "kernel %s, block %lld, warp %d, thread %d: ", call_->name,
+                    static_cast<long long>(index_), current_ / kWarpSize, current_);
+  if (length > 0 && size_t(length) < sizeof(error_)) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(error_ + length, sizeof(error_) - size_t(length), format, arguments);
+    va_end(arguments);
+  }
+  failed_ = true;
+  switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
+  __builtin_unreachable();
+}
+
+inline void Block::fail_divergence(const Collective &collective, int barrier, int barrier_threads) {
+  const auto describe = [](char (&text)[48], const Collective &what, int id, int threads) {
+    if (&what != &kBarrier) {
+      std::snprintf(text, sizeof(text), "%s", what.name);
+    } else if (id == 0) {
+      std::snprintf(text, sizeof(text), "syncthreads");
+    } else {
+      std::snprintf(text, sizeof(text), "sync_group(%d, %d)", id, threads);
+    }
+  };
+  const Warp &warp = this->warp();
+  char here[48], there[48];
+  describe(here, collective, barrier, barrier_threads);
+  describe(there, *warp.collective, warp.barrier, warp.barrier_threads);
+  fail("the warp diverged: this lane reached %s while lanes 0x%08x wait in %s", here, warp.arrived, there);
+}
+
+inline void Block::fail_deadlock() {
+  char waits[240] = {};
+  size_t length = 0;
+  for (int id = 0; id < kNumBarriers && length < sizeof(waits); ++id) {
+    const Barrier &barrier = barriers_[size_t(id)];
+    if (barrier.num_warps == 0) continue;
+    const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
+    const int written = std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d",
+                                      length == 0 ? "" : ", ", barrier.num_warps, needed,
+                                      id == 0 ? "syncthreads, barrier" : "barrier", id);
+    length += size_t(std::max(written, 0));
+  }
+  fail("deadlock: no thread can go on: %s", waits);
+}
+
+}  // namespace sdpa::simt

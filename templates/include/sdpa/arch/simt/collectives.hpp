@@ -1,0 +1,155 @@
+// What a thread of a kernel can do on the host target: the instructions of the machine model, one function each.
+//
+// Every function acts for the calling thread, which must be one that Block::run started. Collectives (mma, ldmatrix,
+// shfl_xor, any, syncwarp) return when the whole warp has met in them. mma and ldmatrix want all 32 lanes; the others
+// want all lanes that have not exited, and a shuffle must not read from one that has.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "sdpa/arch/simt/block.hpp"
+
+namespace sdpa::simt {
+
+namespace detail {
+
+template <class Element>
+inline void execute_mma(Block &, Warp &warp) {
+  warp.slots.mma.multiply<Element>();
+}
+
+// Lane l holds the address of row l % 8 of matrix l / 8, an 8x8 matrix of 16-bit elements. It receives from every
+// matrix the elements [l / 4, 2 (l % 4)..], two of them; of the transposed matrix with kTranspose.
+template <bool kTranspose>
+inline void execute_ldmatrix(Block &, Warp &warp) {
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t elements[8][8];
+    for (int row = 0; row < 8; ++row) {
+      std::memcpy(elements[row], warp.slots.ldmatrix_row[8 * matrix + row], sizeof(elements[row]));
+    }
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      const int i = lane / 4;
+      const int j = 2 * (lane % 4);
+      const uint32_t low = kTranspose ? elements[j][i] : elements[i][j];
+      const uint32_t high = kTranspose ? elements[j + 1][i] : elements[i][j + 1];
+      warp.slots.ldmatrix_result[lane][matrix] = low | high << 16;
+    }
+  }
+}
+
+inline void execute_shuffle(Block &block, Warp &warp) {
+  WarpSlots &slots = warp.slots;
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    if ((warp.live >> lane & 1) == 0) continue;
+    const int source = slots.shuffle_source[lane];
+    if ((warp.live >> source & 1) == 0) {
+      block.fail("shfl_xor: lane %d reads from lane %d, which is inactive", lane, source);
+    }
+    slots.shuffle_result[lane] = slots.shuffle_value[source];
+  }
+}
+
+inline void execute_any(Block &, Warp &warp) {
+  warp.slots.vote_result = warp.slots.vote != 0;
+  warp.slots.vote = 0;
+}
+
+inline void execute_nothing(Block &, Warp &) {}
+
+template <class Element>
+inline constexpr Collective kMma{"mma", true, &execute_mma<Element>};
+template <bool kTranspose>
+inline constexpr Collective kLdmatrix{kTranspose ? "ldmatrix.trans" : "ldmatrix", true, &execute_ldmatrix<kTranspose>};
+inline constexpr Collective kShuffle{"shfl_xor", false, &execute_shuffle};
+inline constexpr Collective kAny{"any", false, &execute_any};
+inline constexpr Collective kSyncWarp{"syncwarp", false, &execute_nothing};
+
+inline void check_shared_row(Block &block, const char *what, const void *address) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) {
+    block.fail("%s: address %p is not 16-byte aligned", what, address);
+  }
+  if (!block.shared_memory().contains(address, 16)) {
+    block.fail("%s: address %p is outside the block's %d bytes of shared memory", what, address, block.smem_bytes());
+  }
+}
+
+}  // namespace detail
+
+inline int thread_idx() { return current_block->thread_idx(); }
+inline int block_idx() { return int(current_block->block_idx()); }
+inline char *dynamic_smem() { return current_block->shared_memory().data(); }
+
+inline void syncthreads() { current_block->sync(0, 0); }
+
+// bar.sync barrier, num_threads: barrier in 1..15, num_threads a multiple of the warp size.
+inline void sync_group(int barrier, int num_threads) {
+  Block &block = *current_block;
+  if (barrier == 0) block.fail("sync_group: barrier 0 is syncthreads'");
+  block.sync(barrier, num_threads);
+}
+
+inline void syncwarp() { current_block->meet(detail::kSyncWarp); }
+
+// d = a b + c. Element is Half or Bfloat16; registers as in mma.hpp.
+template <class Element>
+inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4]) {
+  Block &block = *current_block;
+  const int lane = block.lane();
+  MmaTiles &tiles = block.warp().slots.mma;
+  tiles.deposit(lane, a, b, c);
+  block.meet(detail::kMma<Element>);
+  tiles.collect(lane, d);
+}
+
+// ldmatrix.x4, .trans with kTranspose; `row` is in shared memory.
+template <bool kTranspose>
+inline void ldmatrix(uint32_t (&d)[4], const void *row) {
+  Block &block = *current_block;
+  detail::check_shared_row(block, "ldmatrix", row);
+  const int lane = block.lane();
+  WarpSlots &slots = block.warp().slots;
+  slots.ldmatrix_row[lane] = row;
+  block.meet(detail::kLdmatrix<kTranspose>);
+  std::memcpy(d, slots.ldmatrix_result[lane], sizeof(d));
+}
+
+template <class T>
+inline T shfl_xor(T value, int lane_mask) {
+  static_assert(sizeof(T) == 4, "shuffles move 32-bit registers");
+  Block &block = *current_block;
+  if (lane_mask < 0 || lane_mask >= kWarpSize) block.fail("shfl_xor: lane mask %d is not in 0..31", lane_mask);
+  const int lane = block.lane();
+  WarpSlots &slots = block.warp().slots;
+  std::memcpy(&slots.shuffle_value[lane], &value, 4);
+  slots.shuffle_source[lane] = lane ^ lane_mask;
+  block.meet(detail::kShuffle);
+  std::memcpy(&value, &slots.shuffle_result[lane], 4);
+  return value;
+}
+
+// True for all lanes when it is for one.
+inline bool any(bool predicate) {
+  Block &block = *current_block;
+  WarpSlots &slots = block.warp().slots;
+  if (predicate) slots.vote |= 1u << block.lane();
+  block.meet(detail::kAny);
+  return slots.vote_result;
+}
+
+// 16 bytes from global to shared memory; zeros, and no read, without `load`.
+inline void cp_async(void *destination, const void *source, bool load) {
+  Block &block = *current_block;
+  detail::check_shared_row(block, "cp.async", destination);
+  if (load && reinterpret_cast<uintptr_t>(source) % CpAsyncQueue::kBytes != 0) {
+    block.fail("cp.async: source %p is not 16-byte aligned", source);
+  }
+  block.copies().issue(destination, source, load);
+}
+
+inline void cp_async_fence() { current_block->copies().commit(); }
+
+// Waits until at most the `num_pending` youngest groups of this thread are pending.
+inline void cp_async_wait(int num_pending) { current_block->copies().wait(size_t(num_pending)); }
+
+}  // namespace sdpa::simt

@@ -1,0 +1,78 @@
+// The sm_80 instruction family as a policy: mma.sync m16n8k16, ldmatrix and cp.async. It serves sm_80, 86, 87 and 89
+// and, through PTX, every later part. The warp-level names are those of arch/host.hpp, which does the same on a CPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <type_traits>
+
+#include <cute/tensor.hpp>
+
+#include <cutlass/numeric_types.h>
+
+#include "sdpa/registry.hpp"
+
+namespace sdpa::arch {
+
+struct Sm80 {
+  static constexpr bool kIsHost = false;
+
+  // D (16x8, fp32) = A (16x16, row) · B (16x8, col) + C
+  template <class Element>
+  using MmaOp = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
+                                   cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+  using LdsmN = cute::SM75_U32x4_LDSM_N;
+  using LdsmT = cute::SM75_U16x8_LDSM_T;
+  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
+
+  SDPA_DEVICE static int thread_idx() { return static_cast<int>(threadIdx.x); }
+  SDPA_DEVICE static int block_idx() { return static_cast<int>(blockIdx.x); }
+
+  SDPA_DEVICE static char *dynamic_smem() {
+    extern __shared__ __align__(128) char smem[];
+    return smem;
+  }
+
+  SDPA_DEVICE static void syncthreads() { __syncthreads(); }
+  SDPA_DEVICE static void sync_group(int barrier, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+  }
+  SDPA_DEVICE static void syncwarp() { __syncwarp(); }
+
+  SDPA_DEVICE static void cp_async_fence() { cute::cp_async_fence(); }
+  template <int N>
+  SDPA_DEVICE static void cp_async_wait() {
+    cute::cp_async_wait<N>();
+  }
+
+  template <class T>
+  SDPA_DEVICE static T shfl_xor(T value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+  }
+  SDPA_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
+
+  SDPA_DEVICE static float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  // Queues `kernel` on `stream` of the current device.
+  template <class Params>
+  static Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,
+                       const std::remove_const_t<Params> &params, void *stream) {
+    if (grid > INT32_MAX)
+      return make_status(SDPA_INVALID_ARGUMENT, "%s needs %lld CTAs; a launch takes at most %d", name,
+                         static_cast<long long>(grid), INT32_MAX);
+    kernel<<<dim3(static_cast<unsigned>(grid)), threads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(params);
+    cudaError_t const error = cudaGetLastError();
+    if (error != cudaSuccess)
+      return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
+                         cudaGetErrorString(error));
+    return {};
+  }
+};
+
+}  // namespace sdpa::arch

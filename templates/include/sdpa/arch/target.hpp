@@ -1,0 +1,35 @@
+// Chooses the machine that a translation unit is compiled for, and the four macros by which one source serves both:
+// nvcc and an sm_80-class GPU (`Sm80`), or an ordinary C++ compiler and the fiber engine (`Host`).
+// A policy says how one operation is done; it knows nothing about attention.
+//
+// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
+// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, exp2, launch.
+#pragma once
+
+#if defined(SDPA_TARGET_HOST)
+
+#define SDPA_DEVICE inline
+#define SDPA_HOST_DEVICE inline
+#define SDPA_KERNEL(Traits)
+#define SDPA_GRID_CONSTANT
+
+#include "sdpa/arch/host.hpp"
+
+namespace sdpa::arch {
+using Target = Host;
+}
+
+#else
+
+#define SDPA_DEVICE __device__ __forceinline__
+#define SDPA_HOST_DEVICE __host__ __device__ __forceinline__
+#define SDPA_KERNEL(Traits) __global__ __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
+#define SDPA_GRID_CONSTANT __grid_constant__
+
+#include "sdpa/arch/sm80.cuh"
+
+namespace sdpa::arch {
+using Target = Sm80;
+}
+
+#endif

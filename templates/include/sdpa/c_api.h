@@ -1,0 +1,135 @@
+/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: ten functions and three plain structs.
+ *
+ *   O = softmax(Q Kᵀ · softmax_scale + mask) V      Q [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]   O [B, Hq, Sq, D]
+ *
+ * Every kernel of the library is a row of one registry, whatever its family; a row is named by its index, found by
+ * its name. Nothing here picks a kernel: callers read the rows and choose (sdpa_cutlass/select.py does).
+ * Every function that can fail returns an sdpa_status; sdpa_last_error() explains the calling thread's last failure.
+ * All pointers are device pointers in the CUDA library and ordinary ones in the host library. No function allocates
+ * device memory or synchronises, so every launch can be captured in a CUDA graph.
+ */
+#ifndef SDPA_C_API_H_
+#define SDPA_C_API_H_
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define SDPA_API __attribute__((visibility("default")))
+#else
+#define SDPA_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised whenever a struct or a function of this file changes meaning. */
+#define SDPA_ABI_VERSION 1
+
+typedef enum sdpa_status {
+  SDPA_OK = 0,
+  SDPA_INVALID_ARGUMENT = 1, /* a null pointer, a bad index, a struct of another size, a misaligned address */
+  SDPA_NOT_SUPPORTED = 2,    /* this kernel cannot run this problem */
+  SDPA_CUDA_ERROR = 3,       /* the CUDA runtime refused; the message holds its name and text */
+  SDPA_HOST_CHECK = 4        /* host library: the kernel broke a rule of the machine model (race, divergence, ...) */
+} sdpa_status;
+
+typedef enum sdpa_dtype { SDPA_DTYPE_F16 = 0, SDPA_DTYPE_BF16 = 1 } sdpa_dtype;
+
+typedef enum sdpa_target { SDPA_BUILT_FOR_CUDA = 0, SDPA_BUILT_FOR_HOST = 1 } sdpa_target;
+
+/* One attention problem and where its tensors lie. Strides count elements; the head dimension is contiguous. */
+typedef struct sdpa_params {
+  uint32_t struct_size; /* sizeof(sdpa_params) */
+  int32_t dtype;        /* sdpa_dtype of q, k, v and out */
+  int32_t batch;
+  int32_t num_heads_q;
+  int32_t num_heads_kv; /* divides num_heads_q */
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int32_t head_dim;
+  int32_t is_causal;     /* 0 or 1 */
+  int32_t causal_offset; /* key column j is seen by row i when j <= i + causal_offset; top_left 0, bottom_right Sk-Sq */
+  float softmax_scale;
+  float p_dropout; /* probability to drop */
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  const void *q;
+  const void *k;
+  const void *v;
+  void *out;
+  float *softmax_lse;   /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
+  void *workspace;      /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
+  uint64_t workspace_bytes;
+  int64_t q_stride[3]; /* batch, head, row */
+  int64_t k_stride[3];
+  int64_t v_stride[3];
+  int64_t out_stride[3];
+  int64_t lse_stride[2]; /* batch, head */
+} sdpa_params;
+
+/* One registry row. Strings live as long as the library. */
+typedef struct sdpa_kernel_info {
+  uint32_t struct_size; /* sizeof(sdpa_kernel_info), set by the caller */
+  int32_t dtype;
+  const char *name;   /* the kernel's symbol, the manifest's key, the tuned tables' value */
+  const char *family; /* "fmha_fwd" or "unfused" */
+  int32_t arch;       /* the instruction family's compute capability: 89 */
+  int32_t head_dim;
+  int32_t block_m;
+  int32_t block_n;
+  int32_t stages;
+  int32_t warps;
+  int32_t kv_groups; /* warp groups of one CTA that share its query rows and split its keys */
+  int32_t q_in_regs; /* 1: the Q operand stays in registers and its shared memory is reused for V */
+  int32_t is_causal;
+  int32_t has_dropout;
+  int32_t smem_bytes;  /* dynamic shared memory of one CTA */
+  int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */
+} sdpa_kernel_info;
+
+typedef struct sdpa_build_info {
+  uint32_t struct_size; /* sizeof(sdpa_build_info), set by the caller */
+  int32_t abi_version;
+  int32_t target;               /* sdpa_target */
+  int32_t cuda_runtime_version; /* as CUDART_VERSION, e.g. 13000; 0 in the host library */
+  uint32_t params_size;         /* sizeof(sdpa_params) */
+  int32_t cutlass_version;      /* as CUTLASS_VERSION, e.g. 420 for 4.2.0 */
+  const char *version;          /* of the package, e.g. "0.1.0" */
+  const char *digest;           /* of everything that the library was generated and compiled from */
+  const char *space;            /* the generator's space, e.g. "release" */
+  const char *archs;            /* CMake's list, e.g. "89"; empty in the host library */
+  const char *sanitizers;       /* e.g. "address;undefined"; empty otherwise */
+} sdpa_build_info;
+
+SDPA_API const char *sdpa_last_error(void);
+SDPA_API int sdpa_build_info_get(sdpa_build_info *info);
+SDPA_API int sdpa_kernel_count(void);
+SDPA_API int sdpa_kernel_info_get(int index, sdpa_kernel_info *info);
+
+/* SDPA_OK, or SDPA_NOT_SUPPORTED / SDPA_INVALID_ARGUMENT with the reason as the thread's message. Looks at shapes,
+ * strides, alignment and flags; reads no tensor, touches no device. */
+SDPA_API int sdpa_can_implement(int index, const sdpa_params *params);
+SDPA_API int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t *bytes);
+
+/* Queues the kernel on `stream` (a cudaStream_t; ignored by the host library, which returns when it is done) of the
+ * CUDA device `device`, which is made current for the call and restored after it. Checks can_implement first. */
+SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void *stream);
+
+/* Registers, local memory (spills) and CTAs per SM of the code loaded on `device`, as the CUDA runtime reports them.
+ * SDPA_NOT_SUPPORTED in the host library and for rows that launch several kernels. */
+SDPA_API int sdpa_kernel_occupancy(int index, int device, int32_t *registers, int32_t *local_bytes,
+                                   int32_t *ctas_per_sm);
+
+/* Loads every kernel onto the device, so that a later launch neither compiles nor sets attributes. */
+SDPA_API int sdpa_prepare(int index, int device);
+
+/* Host library: seed of the schedule that orders warps and threads (0: program order), and OS threads that run
+ * blocks (0: all cores). For the whole process. SDPA_NOT_SUPPORTED in the CUDA library. */
+SDPA_API int sdpa_host_configure(uint64_t schedule_seed, int32_t num_threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SDPA_C_API_H_ */

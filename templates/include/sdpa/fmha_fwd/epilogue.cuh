@@ -1,0 +1,166 @@
+// How a finished tile leaves: O is normalised, rounded, staged in shared memory and stored 16 bytes a lane; softmax_lse
+// is one float a row. A row that saw no key becomes 0 and -inf.
+//
+//   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
+//   merge_tile    several KV groups: (O, row_max, row_sum) of each go through shared memory and are reduced there
+//   store_empty   a tile whose rows see no key at all
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/fmha_fwd/kernel_traits.cuh"
+#include "sdpa/fmha_fwd/params.hpp"
+#include "sdpa/fmha_fwd/softmax.cuh"
+
+namespace sdpa::fmha_fwd {
+
+template <class Traits>
+struct Epilogue {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
+  using Vector = uint4;  // 16 bytes, 8 elements
+
+  static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kVectorsPerRow = kHeadDim / 8;
+
+  // tOrO ((2, 2), MMA_M, MMA_K) of the only KV group.
+  template <class Accumulator>
+  SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, char *smem, Accumulator &tOrO,
+                                     SoftmaxState &softmax) {
+    int const tid = Arch::thread_idx();
+    auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
+    Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+    Tensor tOcO = make_tensor(tOcO_.data(), accumulator_rows_cols(tOcO_.layout()));     // (rows, cols)
+    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
+    softmax.finish();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      float const inverse = SoftmaxState::inverse(softmax.row_sum[i]);
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
+      int const row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
+      if (params.softmax_lse && tid % 4 == 0 && row < params.seqlen_q)
+        *lse_at(params, tile, row) = SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
+    }
+
+    // A warp's rows of sO lie where its own rows of Q lay; only with Q in registers does V lie there, read by all.
+    if constexpr (Traits::kQInRegs) Arch::syncthreads();
+    Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem)), typename Traits::SmemLayoutQ{});
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
+        *reinterpret_cast<uint32_t *>(&sO(tOcO(i, j))) = arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+    }
+    Arch::syncwarp();  // the warp's rows of O are in shared memory
+
+    int const warp = tid / 32, lane = tid % 32;
+    CUTE_UNROLL
+    for (int m = 0; m < Traits::kMmaM; ++m) {
+      int const first_row = (m * Traits::kWarpsM + warp) * 16;
+      CUTE_UNROLL
+      for (int it = 0; it < 16 * kVectorsPerRow / 32; ++it) {
+        int const index = it * 32 + lane;
+        int const row = first_row + index / kVectorsPerRow;
+        int const col = index % kVectorsPerRow * 8;
+        int const out_row = tile.m_block * kBlockM + row;
+        if (out_row < params.seqlen_q)
+          *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) =
+              *reinterpret_cast<Vector const *>(&sO(row, col));
+      }
+    }
+  }
+
+  // tOrO ((2, 2), MMA_M, MMA_K) of this thread's KV group.
+  //   row_max = max_g row_max_g     weight_g = exp2(row_max_g - row_max)
+  //   row_sum = Σ_g weight_g row_sum_g     O = Σ_g weight_g O_g / row_sum
+  template <class Accumulator>
+  SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, char *smem, Accumulator &tOrO,
+                                     SoftmaxState &softmax) {
+    constexpr int kGroups = Traits::kKvGroups, kStride = Traits::kMergeStride;
+    float *const all_out = reinterpret_cast<float *>(smem);          // [kGroups][kBlockM][kStride]
+    float *const all_max = all_out + kGroups * kBlockM * kStride;    // [kGroups][kBlockM]
+    float *const all_sum = all_max + kGroups * kBlockM;              // [kGroups][kBlockM]
+    int const group = Arch::thread_idx() / Traits::kGroupThreads;
+    int const tid = Arch::thread_idx() % Traits::kGroupThreads;
+    auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
+    Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+    Tensor tOcO = make_tensor(tOcO_.data(), accumulator_rows_cols(tOcO_.layout()));     // (rows, cols)
+    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
+    softmax.finish();
+
+    Arch::syncthreads();  // every group has read its last K and V: their room may take the partial results
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      int const row = group * kBlockM + get<0>(tOcO(i, 0));
+      if (tid % 4 == 0) {
+        all_max[row] = softmax.row_max[i];
+        all_sum[row] = softmax.row_sum[i];
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
+        *reinterpret_cast<float2 *>(&all_out[row * kStride + get<1>(tOcO(i, j))]) =
+            make_float2(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+    }
+    Arch::syncthreads();  // all partial results are in shared memory
+
+    for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
+      int const row = index / kVectorsPerRow, col = index % kVectorsPerRow * 8;
+      int const out_row = tile.m_block * kBlockM + row;
+      if (out_row >= params.seqlen_q) break;
+      float max = SoftmaxState::kNoKey;
+      CUTE_UNROLL
+      for (int g = 0; g < kGroups; ++g) max = fmaxf(max, all_max[g * kBlockM + row]);
+      float weight[kGroups], sum = 0.f;
+      CUTE_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        weight[g] = Arch::exp2(all_max[g * kBlockM + row] - max);
+        sum += weight[g] * all_sum[g * kBlockM + row];
+      }
+      float const inverse = SoftmaxState::inverse(sum);
+      float out[8] = {};
+      CUTE_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        float4 const *const part = reinterpret_cast<float4 const *>(&all_out[(g * kBlockM + row) * kStride + col]);
+        float const scale = weight[g] * inverse;
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          float4 const four = part[half];
+          out[4 * half] += scale * four.x;
+          out[4 * half + 1] += scale * four.y;
+          out[4 * half + 2] += scale * four.z;
+          out[4 * half + 3] += scale * four.w;
+        }
+      }
+      *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) =
+          make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
+                     arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
+      if (params.softmax_lse && col == 0) *lse_at(params, tile, out_row) = SoftmaxState::lse(max, sum);
+    }
+  }
+
+  SDPA_DEVICE static void store_empty(Params const &params, WorkTile const &tile) {
+    for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
+      int const out_row = tile.m_block * kBlockM + index / kVectorsPerRow;
+      int const col = index % kVectorsPerRow * 8;
+      if (out_row >= params.seqlen_q) break;
+      *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) = make_uint4(0, 0, 0, 0);
+      if (params.softmax_lse && col == 0) *lse_at(params, tile, out_row) = -INFINITY;
+    }
+  }
+
+ private:
+  SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, int row) {
+    return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
+           tile.bidh * params.out.head_stride + row * params.out.row_stride;
+  }
+
+  SDPA_DEVICE static float *lse_at(Params const &params, WorkTile const &tile, int row) {
+    return params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride + row;
+  }
+};
+
+}  // namespace sdpa::fmha_fwd

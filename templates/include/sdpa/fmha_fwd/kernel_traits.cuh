@@ -1,0 +1,96 @@
+// Everything that a fused kernel knows at compile time: one config in, every layout, copy and MMA out.
+//
+// Shared memory of one CTA, in elements (G = kKvGroups, S = kStages; each K or V tile is kBlockN x kHeadDim):
+//
+//   default     | Q kBlockM x kHeadDim | group 0: K[0..S) V[0..S) | ... | group G-1: K[0..S) V[0..S) |
+//   kQInRegs    | V[0..S), under it first Q | K[0..S) |                    Q lives in registers, so its room is V's
+//   merge       | O float [G][kBlockM][kHeadDim + 4] | row_max [G][kBlockM] | row_sum [G][kBlockM] |   when G > 1
+//
+// The three overlay each other; the merge starts only after every group has left the mainloop.
+// The head dimension is never padded: rows of 64, 32 or 16 columns are swizzled so that the eight 16-byte rows of any
+// ldmatrix fall into eight different bank groups (3, 2 or 1 swizzle bits).
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include <cutlass/numeric_types.h>
+
+#include "sdpa/arch/target.hpp"
+
+namespace sdpa::fmha_fwd {
+
+using namespace cute;
+
+template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
+          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kHasDropout_, int kCtasPerSm_>
+struct KernelTraits {
+  using Arch = Arch_;
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kNWarps = kNWarps_;
+  static constexpr int kKvGroups = kKvGroups_;
+  static constexpr bool kQInRegs = kQInRegs_;
+  static constexpr bool kIsCausal = kIsCausal_;
+  static constexpr bool kHasDropout = kHasDropout_;
+  static constexpr int kCtasPerSm = kCtasPerSm_;
+
+  static constexpr int kThreads = 32 * kNWarps;
+  static constexpr int kWarpsM = kNWarps / kKvGroups;  // warps of one group, each with rows of its own
+  static constexpr int kGroupThreads = 32 * kWarpsM;
+
+  static_assert(kNWarps % kKvGroups == 0 && kKvGroups <= 8, "every KV group has the same number of warps");
+  static_assert(kBlockM % (16 * kWarpsM) == 0, "a warp's MMA covers 16 query rows");
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "ldmatrix.x4 and the PV operand come in steps of 16");
+  static_assert(!kQInRegs || kKvGroups == 1, "groups share one Q, so it cannot give up its room to V");
+  static_assert(!kHasDropout, "dropout has no kernels yet");
+
+  // ---- shared memory ----
+  static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : kHeadDim % 32 == 0 ? 32 : 16;
+  static constexpr int kSwizzleBits = kSmemCols == 64 ? 3 : kSmemCols == 32 ? 2 : 1;
+  using SmemLayoutAtom = decltype(composition(Swizzle<kSwizzleBits, 3, 3>{},
+                                              Layout<Shape<_8, Int<kSmemCols>>, Stride<Int<kSmemCols>, _1>>{}));
+  using SmemLayoutQ = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  using SmemLayoutKV = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));
+  using SmemLayoutVt = decltype(composition(
+      SmemLayoutKV{}, make_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{}, GenRowMajor{})));  // (kHeadDim, kBlockN)
+
+  static constexpr int kTileQ = kBlockM * kHeadDim;  // elements
+  static constexpr int kTileKV = kBlockN * kHeadDim;
+  static constexpr int kOffsetK = kQInRegs ? (kTileQ > kStages * kTileKV ? kTileQ : kStages * kTileKV) : kTileQ;
+  static constexpr int kOffsetV = kQInRegs ? 0 : kTileQ + kStages * kTileKV;
+  static constexpr int kGroupStride = 2 * kStages * kTileKV;
+  static constexpr int kMainBytes =
+      static_cast<int>(sizeof(Element)) *
+      (kQInRegs ? kOffsetK + kStages * kTileKV : kTileQ + kKvGroups * kGroupStride);
+  static constexpr int kMergeStride = kHeadDim + 4;  // floats; keeps 16-byte alignment and spreads rows over banks
+  static constexpr int kMergeBytes = kKvGroups > 1 ? 4 * kKvGroups * kBlockM * (kMergeStride + 2) : 0;
+  static constexpr int kSmemBytes = kMainBytes > kMergeBytes ? kMainBytes : kMergeBytes;
+  static_assert(kSmemBytes <= 101376, "sm_89 gives one CTA at most 99 KB of shared memory");
+  static_assert(sizeof(Element) == 2);
+
+  // ---- MMA: warps along M only, so a row's maximum and sum stay within four lanes ----
+  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, Layout<Shape<Int<kWarpsM>, _1, _1>>,
+                            Tile<Int<16 * kWarpsM>, _16, _16>>;
+  static constexpr int kMmaM = kBlockM / (16 * kWarpsM);
+  static constexpr int kRowsPerThread = 2 * kMmaM;
+
+  using SmemCopyAtom = Copy_Atom<typename Arch::LdsmN, Element>;
+  using SmemCopyAtomT = Copy_Atom<typename Arch::LdsmT, Element>;
+
+  // ---- global → shared: 16 bytes a thread, kThreadsPerRow neighbours along a row ----
+  static constexpr int kThreadsPerRow = kSmemCols / 8;
+  template <int kCopyThreads>
+  using GmemTiledCopy = decltype(make_tiled_copy(
+      Copy_Atom<typename Arch::CpAsync, Element>{},
+      Layout<Shape<Int<kCopyThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
+      Layout<Shape<_1, _8>>{}));
+  static constexpr bool kAllLoadQ = kBlockM % (kThreads / kThreadsPerRow) == 0;
+  static constexpr int kLoadQThreads = kAllLoadQ ? kThreads : kGroupThreads;
+  static_assert(kBlockN % (kGroupThreads / kThreadsPerRow) == 0, "a pass of the K and V loads covers whole tiles");
+  static_assert(kBlockM % (kLoadQThreads / kThreadsPerRow) == 0, "a pass of the Q loads covers whole tiles");
+};
+
+}  // namespace sdpa::fmha_fwd

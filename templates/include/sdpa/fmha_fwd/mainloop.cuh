@@ -1,0 +1,269 @@
+// The mainloop: O (kBlockM x kHeadDim) and the softmax statistics of one query tile over the key blocks of one group.
+//
+//   for every key block:  S = Q Kᵀ,  mask,  P = streaming softmax (S),  O += P V
+//
+// Blocks are visited from the last to the first, so that the few which need a mask come first. With several KV groups,
+// group g takes every kKvGroups-th block. Two schedules of the same step:
+//   kStages == 1   K and V have one buffer each; V(n) loads under Q·Kᵀ(n), K(n-1) under softmax and P·V(n);
+//                  the first V comes with the first K
+//   kStages >= 2   K(n) and V(n) travel together, kStages - 1 blocks ahead, one barrier a block
+// The file does not know where tiles come from (tile_scheduler) nor how O leaves (epilogue).
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/fmha_fwd/kernel_traits.cuh"
+#include "sdpa/fmha_fwd/mask.cuh"
+#include "sdpa/fmha_fwd/softmax.cuh"
+
+namespace sdpa::fmha_fwd {
+
+// Copies a tile of kHeadDim columns to shared memory. With kPredicated, rows from num_rows on become zero.
+template <bool kPredicated, class CopyAtom, class Gmem, class Smem, class Coords>
+SDPA_DEVICE void load_tile(CopyAtom const &copy, Gmem const &tXgX, Smem &&tXsX, Coords const &tXcX, int num_rows) {
+  CUTE_UNROLL
+  for (int m = 0; m < size<1>(tXgX); ++m) {
+    auto const row_copy = copy.with(!kPredicated || get<0>(tXcX(0, m, 0)) < num_rows);
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(tXgX); ++k) cute::copy(row_copy, tXgX(_, m, k), tXsX(_, m, k));
+  }
+}
+
+// acc += A B. Operands of the next k-step are fetched from shared memory under the multiplication of this one; an A
+// that is already in registers is not fetched. tCsX are views of shared memory, tCrX_view the fragments as ldmatrix
+// fills them.
+template <bool kAInRegs, class AtomA, class AtomB, class TiledMma, class Acc, class FragA, class FragB, class SmemA,
+          class SmemB, class ViewA, class ViewB>
+SDPA_DEVICE void gemm(TiledMma const &mma, Acc &acc, FragA const &tCrA, FragB const &tCrB, SmemA const &tCsA,
+                      SmemB const &tCsB, ViewA &&tCrA_view, ViewB &&tCrB_view) {
+  constexpr int kSteps = decltype(size<2>(tCrB))::value;
+  auto const fetch = [&](auto k) {
+    if constexpr (!kAInRegs) cute::copy(AtomA{}, tCsA(_, _, k), tCrA_view(_, _, k));
+    cute::copy(AtomB{}, tCsB(_, _, k), tCrB_view(_, _, k));
+  };
+  fetch(_0{});
+  for_each(make_int_sequence<kSteps>{}, [&](auto k) {
+    if constexpr (decltype(k)::value + 1 < kSteps) fetch(Int<decltype(k)::value + 1>{});
+    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
+  });
+}
+
+template <class Traits>
+struct Mainloop {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using CopyAtom = typename Traits::SmemCopyAtom;
+  using CopyAtomT = typename Traits::SmemCopyAtomT;
+  using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
+
+  static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kStages = Traits::kStages;
+  static constexpr int kKvGroups = Traits::kKvGroups;
+
+  // Barrier of the warps that share K and V buffers.
+  SDPA_DEVICE static void sync_group(int group) {
+    if constexpr (kKvGroups == 1) {
+      Arch::syncthreads();
+    } else {
+      Arch::sync_group(1 + group, Traits::kGroupThreads);
+    }
+  }
+
+  // tOrO ((2, 2), MMA_M, MMA_K) must be zero. n_block_max > 0.
+  template <class Accumulator>
+  SDPA_DEVICE static void run(Params const &params, WorkTile const &tile, KeyRange const &keys, char *smem,
+                              Accumulator &tOrO, SoftmaxState &softmax) {
+    int const group = kKvGroups == 1 ? 0 : Arch::thread_idx() / Traits::kGroupThreads;
+    int const tid = kKvGroups == 1 ? Arch::thread_idx() : Arch::thread_idx() % Traits::kGroupThreads;
+    Element *const smem_elements = reinterpret_cast<Element *>(smem);
+    Element *const smem_k = smem_elements + Traits::kOffsetK + group * Traits::kGroupStride;
+    Element *const smem_v = smem_elements + Traits::kOffsetV + group * Traits::kGroupStride;
+
+    // ---- tensors ----
+    auto const q_ptr = static_cast<Element const *>(params.q.data) + tile.bidb * params.q.batch_stride +
+                       tile.bidh * params.q.head_stride;
+    auto const k_ptr = static_cast<Element const *>(params.k.data) + tile.bidb * params.k.batch_stride +
+                       tile.bidh_kv * params.k.head_stride;
+    auto const v_ptr = static_cast<Element const *>(params.v.data) + tile.bidb * params.v.batch_stride +
+                       tile.bidh_kv * params.v.head_stride;
+    Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(params.seqlen_q, Int<kHeadDim>{}),
+                            make_stride(params.q.row_stride, _1{}));  // (seqlen_q, kHeadDim)
+    Tensor mK = make_tensor(make_gmem_ptr(k_ptr), make_shape(params.seqlen_k, Int<kHeadDim>{}),
+                            make_stride(params.k.row_stride, _1{}));  // (seqlen_k, kHeadDim)
+    Tensor mV = make_tensor(make_gmem_ptr(v_ptr), make_shape(params.seqlen_k, Int<kHeadDim>{}),
+                            make_stride(params.v.row_stride, _1{}));  // (seqlen_k, kHeadDim)
+    Tensor gQ = local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
+    Tensor gK = local_tile(mK, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0));  // (kBlockN, kHeadDim, blocks)
+    Tensor gV = local_tile(mV, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0));  // (kBlockN, kHeadDim, blocks)
+    Tensor sQ = make_tensor(make_smem_ptr(smem_elements), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
+    auto const sK = [&](int slot) {  // (kBlockN, kHeadDim)
+      return make_tensor(make_smem_ptr(smem_k + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
+    };
+    auto const sV = [&](int slot) {  // (kBlockN, kHeadDim)
+      return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
+    };
+    auto const sVt = [&](int slot) {  // (kHeadDim, kBlockN)
+      return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
+    };
+
+    // ---- global → shared ----
+    typename Traits::template GmemTiledCopy<Traits::kGroupThreads> gmem_copy;
+    auto const gmem_thr_copy = gmem_copy.get_slice(tid);
+    Tensor tKgK = gmem_thr_copy.partition_S(gK);  // (8, CPY_N, CPY_K, blocks)
+    Tensor tVgV = gmem_thr_copy.partition_S(gV);  // (8, CPY_N, CPY_K, blocks)
+    Tensor tKcK = gmem_thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{}));
+    Copy_Atom<typename Arch::CpAsync, Element> const cp_async;
+    // Only a group's first block can reach beyond seqlen_k.
+    auto const load_k = [&](auto may_end, int n_block, int slot) {
+      load_tile<decltype(may_end)::value>(cp_async, tKgK(_, _, _, n_block), gmem_thr_copy.partition_D(sK(slot)), tKcK,
+                                          params.seqlen_k - n_block * kBlockN);
+    };
+    auto const load_v = [&](auto may_end, int n_block, int slot) {
+      load_tile<decltype(may_end)::value>(cp_async, tVgV(_, _, _, n_block), gmem_thr_copy.partition_D(sV(slot)), tKcK,
+                                          params.seqlen_k - n_block * kBlockN);
+    };
+
+    // ---- shared → registers → MMA ----
+    typename Traits::TiledMma tiled_mma;
+    auto const thr_mma = tiled_mma.get_slice(tid);
+    Tensor tSrQ = thr_mma.partition_fragment_A(sQ);      // (8, MMA_M, kHeadDim / 16)
+    Tensor tSrK = thr_mma.partition_fragment_B(sK(0));   // (4, MMA_N, kHeadDim / 16)
+    Tensor tOrVt = thr_mma.partition_fragment_B(sVt(0)); // (4, MMA_K, kBlockN / 16)
+    auto const smem_copy_q = make_tiled_copy_A(CopyAtom{}, tiled_mma).get_slice(tid);
+    auto const smem_copy_k = make_tiled_copy_B(CopyAtom{}, tiled_mma).get_slice(tid);
+    auto const smem_copy_v = make_tiled_copy_B(CopyAtomT{}, tiled_mma).get_slice(tid);
+    Tensor tSsQ = smem_copy_q.partition_S(sQ);
+    Tensor tSrQ_view = smem_copy_q.retile_D(tSrQ);
+    Tensor tSrK_view = smem_copy_k.retile_D(tSrK);
+    Tensor tOrVt_view = smem_copy_v.retile_D(tOrVt);
+    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));
+    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));  // (rows, cols)
+    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
+
+    // ---- prologue ----
+    load_q(params, tile, gQ, sQ);
+    if constexpr (Traits::kQInRegs) {
+      Arch::cp_async_fence();
+      Arch::template cp_async_wait<0>();
+      Arch::syncthreads();  // Q is in shared memory
+      cute::copy(CopyAtom{}, tSsQ, tSrQ_view);
+      Arch::syncthreads();  // Q is in registers everywhere: its room may take V
+    } else if constexpr (kKvGroups > 1) {
+      Arch::cp_async_fence();  // a group of its own: every KV group waits for Q, whatever it loads itself
+    }
+    int n_block = keys.n_block_max - 1 - group;
+    if constexpr (kStages == 1) {
+      if (n_block >= 0) load_k(true_type{}, n_block, 0);
+      Arch::cp_async_fence();
+      if (n_block >= 0) load_v(true_type{}, n_block, 0);
+      Arch::cp_async_fence();
+    } else {
+      CUTE_UNROLL
+      for (int s = 0; s < kStages - 1; ++s) {
+        int const ahead = n_block - s * kKvGroups;
+        if (ahead >= 0) {
+          load_k(true_type{}, ahead, s);
+          load_v(true_type{}, ahead, s);
+        }
+        Arch::cp_async_fence();
+      }
+    }
+    if constexpr (kKvGroups > 1) {
+      Arch::template cp_async_wait<kStages == 1 ? 2 : kStages - 1>();
+      Arch::syncthreads();  // Q is in shared memory
+    }
+
+    // ---- one key block ----
+    bool first = true;  // kStages == 1: V(n) is on its way since the prologue
+    int slot = 0;       // of block n
+    int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
+    auto const step = [&](auto needs_mask) {
+      if constexpr (kStages == 1) {
+        if (first) {
+          Arch::template cp_async_wait<1>();
+          sync_group(group);  // K(n) is visible
+        } else {
+          Arch::template cp_async_wait<0>();
+          sync_group(group);  // K(n) is visible; V's buffer was read by everyone
+          load_v(false_type{}, n_block, 0);
+          Arch::cp_async_fence();
+        }
+        first = false;
+      } else {
+        Arch::template cp_async_wait<kStages - 2>();
+        sync_group(group);  // K(n) and V(n) are visible; free_slot was read by everyone
+        int const ahead = n_block - (kStages - 1) * kKvGroups;
+        if (ahead >= 0) {
+          load_k(false_type{}, ahead, free_slot);
+          load_v(false_type{}, ahead, free_slot);
+        }
+        Arch::cp_async_fence();
+      }
+
+      Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
+      clear(tSrS);
+      gemm<Traits::kQInRegs, CopyAtom, CopyAtom>(tiled_mma, tSrS, tSrQ, tSrK, tSsQ, smem_copy_k.partition_S(sK(slot)),
+                                                 tSrQ_view, tSrK_view);
+
+      if constexpr (kStages == 1) {
+        Arch::template cp_async_wait<0>();
+        sync_group(group);  // V(n) is visible; K's buffer was read by everyone
+        if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, 0);
+        Arch::cp_async_fence();
+      }
+
+      Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
+      if constexpr (decltype(needs_mask)::value)
+        apply_mask<Traits::kIsCausal>(scores, tScS, tile.m_block * kBlockM, n_block * kBlockN, params);
+      softmax.update(scores, tOrO_rows, params.softmax_scale_log2);
+
+      Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
+      convert(tSrS, tOrP_);
+      Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
+      gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot)),
+                                      tSrQ_view, tOrVt_view);
+
+      n_block -= kKvGroups;
+      if constexpr (kStages > 1) {
+        free_slot = slot;
+        slot = slot + 1 == kStages ? 0 : slot + 1;
+      }
+    };
+    while (n_block >= keys.n_block_full) step(true_type{});
+    while (n_block >= 0) step(false_type{});
+    Arch::template cp_async_wait<0>();
+  }
+
+ private:
+  // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
+  template <class Gmem, class Smem>
+  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Gmem const &gQ, Smem &sQ) {
+    if (Traits::kLoadQThreads < Traits::kThreads && Arch::thread_idx() >= Traits::kLoadQThreads) return;
+    typename Traits::template GmemTiledCopy<Traits::kLoadQThreads> copy;
+    auto const thr_copy = copy.get_slice(Arch::thread_idx());
+    Tensor tQsQ = thr_copy.partition_D(sQ);  // (8, CPY_M, CPY_K)
+    Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+    load_tile<true>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
+              params.seqlen_q - tile.m_block * kBlockM);
+    if (params.negate_q) {
+      Arch::cp_async_fence();
+      Arch::template cp_async_wait<0>();
+      auto sign_pairs = recast<uint32_t>(tQsQ);
+      CUTE_UNROLL
+      for (int i = 0; i < size(sign_pairs); ++i) sign_pairs(i) ^= 0x80008000u;
+    }
+  }
+
+  // fp32 → Element, two at a time. Same layout on both sides.
+  template <class Source, class Destination>
+  SDPA_DEVICE static void convert(Source const &source, Destination &destination) {
+    auto pairs = recast<uint32_t>(destination);
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(source(2 * i), source(2 * i + 1));
+  }
+};
+
+}  // namespace sdpa::fmha_fwd

@@ -1,0 +1,50 @@
+// Which scores count. A row i sees the keys j with j < seqlen_k and, when causal, j <= i + causal_offset.
+//
+// `KeyRange` says how far a query tile has to look and from which block on no mask is needed; `apply_mask` replaces
+// the scores of unseen keys by -inf. It selects, never adds: a NaN in an unseen key must not survive.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/fmha_fwd/params.hpp"
+
+namespace sdpa::fmha_fwd {
+
+struct KeyRange {
+  int n_block_max;   // one past the last block that any row of the tile sees
+  int n_block_full;  // blocks [0, n_block_full) are seen whole by every row
+
+  template <class Traits>
+  SDPA_DEVICE static KeyRange make(Params const &params, int m_block) {
+    int seen_by_last = params.seqlen_k;
+    int seen_by_first = params.seqlen_k;
+    if constexpr (Traits::kIsCausal) {
+      int const first_row = m_block * Traits::kBlockM;
+      int const last_row = cute::min(first_row + Traits::kBlockM, params.seqlen_q) - 1;
+      seen_by_last = cute::max(cute::min(seen_by_last, last_row + params.causal_offset + 1), 0);
+      seen_by_first = cute::max(cute::min(seen_by_first, first_row + params.causal_offset + 1), 0);
+    }
+    return {(seen_by_last + Traits::kBlockN - 1) / Traits::kBlockN, seen_by_first / Traits::kBlockN};
+  }
+};
+
+// scores, coords: (rows, cols); a coordinate is (row, column) within the tile at (first_row, first_col).
+template <bool kIsCausal, class Scores, class Coords>
+SDPA_DEVICE void apply_mask(Scores &scores, Coords const &coords, int first_row, int first_col,
+                            Params const &params) {
+  using namespace cute;
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int num_seen = params.seqlen_k - first_col;
+    if constexpr (kIsCausal) {
+      int const row = first_row + get<0>(coords(i, 0));
+      num_seen = cute::min(num_seen, row + params.causal_offset + 1 - first_col);
+    }
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      if (get<1>(coords(i, j)) >= num_seen) scores(i, j) = -INFINITY;
+    }
+  }
+}
+
+}  // namespace sdpa::fmha_fwd

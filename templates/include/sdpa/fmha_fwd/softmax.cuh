@@ -1,0 +1,107 @@
+// Streaming softmax over key blocks (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+//
+//   P = exp2(scale_log2 · S - row_max)     row_sum += Σ_j P     O += P V
+//
+// row_max is a running reference in log2 units, not always the exact maximum: it only moves when some score of the
+// warp exceeds it by more than kSlack (Dao's FlashAttention-4 does the same), and then O and row_sum are rescaled by
+// exp2(old - new). Until then P may reach 2^kSlack, which fp16 and bf16 hold with full precision; the final division
+// by row_sum makes the result exact whatever the reference. So the common block needs no shuffle and no rescale.
+// One thread holds kRows rows of scores, each shared with the three other lanes of its quad; row_sum stays a lane's
+// own part until `finish`.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/target.hpp"
+
+namespace sdpa::fmha_fwd {
+
+using namespace cute;
+
+// Accumulator ((2, 2), MMA_M, MMA_N) → (rows, cols) = ((2, MMA_M), (2, MMA_N))
+template <class Layout_>
+SDPA_HOST_DEVICE auto accumulator_rows_cols(Layout_ const &acc) {
+  return make_layout(make_layout(get<0, 1>(acc), get<1>(acc)), make_layout(get<0, 0>(acc), get<2>(acc)));
+}
+
+// Accumulator ((2, 2), MMA_M, MMA_N) → A operand of m16n8k16 ((2, 2, 2), MMA_M, MMA_N / 2), same registers
+template <class Layout_>
+SDPA_HOST_DEVICE auto accumulator_as_operand_a(Layout_ const &acc) {
+  auto const l = logical_divide(acc, Shape<Underscore, Underscore, _2>{});  // ((2, 2), MMA_M, (2, MMA_N / 2))
+  return make_layout(make_layout(get<0, 0>(l), get<0, 1>(l), get<2, 0>(l)), get<1>(l), get<2, 1>(l));
+}
+
+template <class Arch, int kRows>
+struct Softmax {
+  // Below every finite score, so that a row without keys keeps P = exp2(-inf - kNoKey) = 0 and not NaN.
+  static constexpr float kNoKey = -1.7e38f;
+  static constexpr float kSlack = 8.f;
+  static constexpr float kLn2 = 0.6931471805599453f;
+
+  float row_max[kRows];  // log2 units
+  float row_sum[kRows];
+
+  SDPA_DEVICE Softmax() {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      row_max[i] = kNoKey;
+      row_sum[i] = 0.f;
+    }
+  }
+
+  // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved.
+  template <class Scores, class Out>
+  SDPA_DEVICE void update(Scores &scores, Out &out, float softmax_scale_log2) {
+    float block_max[kRows];  // of this lane's columns
+    bool exceeds = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      block_max[i] = scores(i, 0);
+      CUTE_UNROLL
+      for (int j = 1; j < size<1>(scores); ++j) block_max[i] = fmaxf(block_max[i], scores(i, j));
+      block_max[i] *= softmax_scale_log2;
+      exceeds |= block_max[i] > row_max[i] + kSlack;
+    }
+    if (Arch::any(exceeds)) move_reference(block_max, out);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) = Arch::exp2(scores(i, j) * softmax_scale_log2 - row_max[i]);
+        row_sum[i] += scores(i, j);
+      }
+    }
+  }
+
+  // Completes the row sums across the quad.
+  SDPA_DEVICE void finish() {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      row_sum[i] += Arch::shfl_xor(row_sum[i], 2);
+      row_sum[i] += Arch::shfl_xor(row_sum[i], 1);
+    }
+  }
+
+  SDPA_DEVICE static float inverse(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
+
+  SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : max * kLn2 + logf(sum); }
+
+ private:
+  template <class Out>
+  SDPA_DEVICE void move_reference(float const (&block_max)[kRows], Out &out) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float max = fmaxf(block_max[i], Arch::shfl_xor(block_max[i], 2));
+      max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
+      float const scores_scale = Arch::exp2(row_max[i] - max);
+      row_max[i] = max;
+      row_sum[i] *= scores_scale;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
+    }
+  }
+};
+
+}  // namespace sdpa::fmha_fwd

@@ -1,0 +1,78 @@
+// Which tile a CTA computes: linear block index → (m_block, bidh, bidb).
+//
+// Two orders. Full attention: the m_blocks of one head follow each other, so K and V of that head are read from L2.
+// Causal: the cost of a tile grows with m_block, so the longest tiles start first; to keep K and V in L2 all the same,
+// heads are taken in sections whose K and V fit there, longest tile first within a section.
+#pragma once
+
+#include <cstdint>
+
+#include <cutlass/fast_math.h>
+
+#include "sdpa/arch/target.hpp"
+
+namespace sdpa::fmha_fwd {
+
+struct WorkTile {
+  int m_block;
+  int bidh;     // query head
+  int bidh_kv;  // key and value head
+  int bidb;
+};
+
+struct TileScheduler {
+  int num_m_blocks;
+  int num_full_sections;
+  cutlass::FastDivmod m_blocks;         // by num_m_blocks
+  cutlass::FastDivmod section_tiles;    // by heads_per_section * num_m_blocks
+  cutlass::FastDivmod section_heads;    // by heads_per_section
+  cutlass::FastDivmod last_heads;       // by the heads of the last, shorter section
+  cutlass::FastDivmod heads_q;          // by num_heads_q
+  cutlass::FastDivmod heads_q_per_kv;   // by num_heads_q / num_heads_kv
+
+  // Half of the L2 of the smallest card of the family (48 MB), so that Q, O and other sections leave K and V alone.
+  static constexpr int64_t kL2Budget = 24 << 20;
+
+  static TileScheduler make(int num_m_blocks, int batch, int num_heads_q, int num_heads_kv, int64_t kv_bytes_per_head) {
+    int64_t const heads = static_cast<int64_t>(batch) * num_heads_q;
+    int64_t const ratio = num_heads_q / num_heads_kv;
+    int64_t fitting = kL2Budget / (kv_bytes_per_head > 0 ? kv_bytes_per_head : 1) * ratio;
+    int64_t const per_section = fitting < 1 ? 1 : fitting > heads ? heads : fitting;
+    int64_t const last = heads % per_section;
+    TileScheduler s;
+    s.num_m_blocks = num_m_blocks;
+    s.num_full_sections = static_cast<int>(heads / per_section);
+    s.m_blocks = cutlass::FastDivmod(num_m_blocks);
+    s.section_tiles = cutlass::FastDivmod(static_cast<int>(per_section * num_m_blocks));
+    s.section_heads = cutlass::FastDivmod(static_cast<int>(per_section));
+    s.last_heads = cutlass::FastDivmod(static_cast<int>(last > 0 ? last : 1));
+    s.heads_q = cutlass::FastDivmod(num_heads_q);
+    s.heads_q_per_kv = cutlass::FastDivmod(static_cast<int>(ratio));
+    return s;
+  }
+
+  template <bool kIsCausal>
+  SDPA_DEVICE WorkTile tile(int block_idx) const {
+    int m_block, head;  // head counts over batch and query heads
+    if constexpr (kIsCausal) {
+      int section, in_section, from_longest, in_row;
+      section_tiles(section, in_section, block_idx);
+      if (section < num_full_sections) {
+        section_heads(from_longest, in_row, in_section);
+      } else {
+        last_heads(from_longest, in_row, in_section);
+      }
+      m_block = num_m_blocks - 1 - from_longest;
+      head = section * section_heads.divisor + in_row;
+    } else {
+      m_blocks(head, m_block, block_idx);
+    }
+    WorkTile t;
+    t.m_block = m_block;
+    heads_q(t.bidb, t.bidh, head);
+    t.bidh_kv = heads_q_per_kv.div(t.bidh);
+    return t;
+  }
+};
+
+}  // namespace sdpa::fmha_fwd

@@ -1,0 +1,49 @@
+// The registry: what every kernel of the library offers, whatever its family. Generated units define arrays of rows;
+// the generated registry lists those arrays; src/c_api.cpp serves them through the C ABI.
+// This file knows nothing about how a kernel works.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "sdpa/c_api.h"
+
+namespace sdpa {
+
+// A status with its reason. `message` is only set when something failed.
+struct Status {
+  sdpa_status code = SDPA_OK;
+  char message[480] = {};
+
+  bool ok() const { return code == SDPA_OK; }
+};
+
+// printf-style. Long texts are cut, never overrun.
+Status make_status(sdpa_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+struct KernelRow {
+  sdpa_kernel_info info;
+
+  // The arguments were checked for null, struct size, dtype and head_dim against `info` before these are called.
+  Status (*can_implement)(const sdpa_params &params);
+  uint64_t (*workspace_bytes)(const sdpa_params &params);
+  // `stream` is a cudaStream_t (unused on the host). The device is already current.
+  Status (*launch)(const sdpa_params &params, void *stream);
+
+  // The __global__ function, for attributes and occupancy; null for rows that launch several kernels.
+  const void *kernel;
+  int32_t threads;
+};
+
+struct RowSpan {
+  const KernelRow *rows;
+  int count;
+};
+
+// Defined by the generated registry.
+extern const RowSpan kRowSpans[];
+extern const int kNumRowSpans;
+extern const char *const kGeneratorDigest;
+extern const char *const kSpaceName;
+
+}  // namespace sdpa

@@ -1,0 +1,141 @@
+// What both targets must agree on about one problem of the piped baseline: which keys a row sees, the workspace, the
+// precision of what lies in it, and what is refused. No kernel and no launch here.
+//
+// Workspace: logits [batch * num_heads_q, seqlen_q, ld], ld = seqlen_k rounded up to 8; P overwrites them in place.
+//   Logits are fp16 for both input types: half the traffic of fp32, eight times the precision of bf16. When the caller
+//   wants softmax_lse they are fp32, because fp16 logits move an LSE by up to 2^-12 of the largest one, which is more
+//   than its tolerance of 1e-4. Logits beyond fp16's range count as +-65504.
+//   P is fp16 for both input types: rounding a probability to bf16 alone costs up to 2^-9 of the output, more than the
+//   1e-3 that the project's numerics rule grants. So the second GEMM of bf16 inputs is an fp16 one: V becomes fp16 on
+//   its way to the tensor cores (exact for 2^-14 <= |v| <= 65504; beyond 65504 the output is inf or NaN).
+//   P is stored times 2^15, and the second GEMM multiplies by 2^-15: fp16 then keeps 11 bits down to p = 2e-9.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <climits>
+#include <cmath>
+#include <cstdint>
+
+#include "sdpa/registry.hpp"
+
+namespace sdpa::unfused {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kProbsScale = 32768.f;
+inline constexpr float kMaxHalf = 65504.f;
+inline constexpr int kVectorElements = 8;  // every access is 16 bytes of a 16-bit type
+inline constexpr int kMaxSeqlen = INT_MAX - 1024;
+
+CUTLASS_HOST_DEVICE constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+CUTLASS_HOST_DEVICE constexpr int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
+// Which keys the rows of one head see: always the first ones.
+struct KeyRange {
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int32_t is_causal;
+  int32_t causal_offset;
+
+  // Keys seen by at least one of the rows [0, row_end).
+  CUTLASS_HOST_DEVICE int keys_seen_before(int row_end) const {
+    if (!is_causal) return seqlen_k;
+    int64_t const seen = int64_t{row_end} + causal_offset;
+    return seen < 0 ? 0 : seen > seqlen_k ? seqlen_k : static_cast<int>(seen);
+  }
+
+  CUTLASS_HOST_DEVICE int keys_seen_by(int row) const { return keys_seen_before(row + 1); }
+
+  // Depth of the second GEMM for a tile of block_m rows: what its last row sees, rounded up to whole steps, but never
+  // a key that no query sees, whose V may hold NaN.
+  CUTLASS_HOST_DEVICE int depth_of_tile(int m_block, int block_m, int block_k) const {
+    int const row_end = (m_block + 1) * block_m < seqlen_q ? (m_block + 1) * block_m : seqlen_q;
+    int64_t const depth = round_up(keys_seen_before(row_end), block_k);
+    int const all = keys_seen_before(seqlen_q);
+    return depth < all ? static_cast<int>(depth) : all;
+  }
+};
+
+inline KeyRange key_range(sdpa_params const &p) { return {p.seqlen_q, p.seqlen_k, p.is_causal, p.causal_offset}; }
+
+inline bool has_wide_logits(sdpa_params const &p) { return p.softmax_lse != nullptr; }
+
+// Elements from one row of logits to the next.
+inline int64_t logits_ld(sdpa_params const &p) { return round_up(p.seqlen_k, kVectorElements); }
+
+// Bytes. Depends on whether softmax_lse is null.
+inline uint64_t workspace_bytes(sdpa_params const &p) {
+  uint64_t const rows = uint64_t(p.batch) * uint64_t(p.num_heads_q) * uint64_t(p.seqlen_q);
+  return rows * uint64_t(logits_ld(p)) * (has_wide_logits(p) ? 4 : 2);
+}
+
+inline Status check_tensor(char const *name, void const *data, int64_t const *stride, int num_heads, int seqlen,
+                           int batch) {
+  if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "%s: address %p must be a multiple of 16 bytes", name, data);
+  struct Axis {
+    char const *name;
+    int extent;
+  } const axes[3] = {{"batch", batch}, {"head", num_heads}, {"row", seqlen}};
+  for (int i = 0; i < 3; ++i) {
+    if (axes[i].extent > 1 && stride[i] % kVectorElements != 0)
+      return make_status(SDPA_INVALID_ARGUMENT, "%s: %s stride %lld must be a multiple of %d elements", name,
+                         axes[i].name, static_cast<long long>(stride[i]), kVectorElements);
+  }
+  return {};
+}
+
+template <int kBlockM, int kBlockN, bool kIsCausal>
+Status can_implement(sdpa_params const &p) {
+  if ((p.is_causal != 0) != kIsCausal)
+    return make_status(SDPA_NOT_SUPPORTED, "is_causal is %d; this kernel is built for %d", p.is_causal,
+                       static_cast<int>(kIsCausal));
+  if (!(p.p_dropout == 0.f))
+    return make_status(SDPA_NOT_SUPPORTED, "p_dropout is %g; the unfused baseline allows only 0", p.p_dropout);
+  if (!std::isfinite(p.softmax_scale))
+    return make_status(SDPA_INVALID_ARGUMENT, "softmax_scale is %g; it must be finite", p.softmax_scale);
+  struct {
+    char const *name;
+    int value;
+    int most;
+  } const sizes[] = {{"batch", p.batch, INT_MAX},
+                     {"num_heads_q", p.num_heads_q, INT_MAX},
+                     {"num_heads_kv", p.num_heads_kv, INT_MAX},
+                     {"seqlen_q", p.seqlen_q, kMaxSeqlen},
+                     {"seqlen_k", p.seqlen_k, kMaxSeqlen}};
+  for (auto const &size : sizes) {
+    if (size.value < 1 || size.value > size.most)
+      return make_status(SDPA_INVALID_ARGUMENT, "%s is %d; it must be between 1 and %d", size.name, size.value,
+                         size.most);
+  }
+  if (p.num_heads_q % p.num_heads_kv != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "num_heads_q is %d; it must be a multiple of num_heads_kv, %d",
+                       p.num_heads_q, p.num_heads_kv);
+  double const heads = double(p.batch) * p.num_heads_q;
+  double const rows = heads * p.seqlen_q;
+  double const tiles = heads * double(ceil_div(p.seqlen_q, kBlockM)) * double(ceil_div(p.seqlen_k, kBlockN));
+  if (rows > INT_MAX || tiles > INT_MAX)
+    return make_status(SDPA_NOT_SUPPORTED,
+                       "batch %d, num_heads_q %d, seqlen_q %d, seqlen_k %d make %.0f rows and %.0f tiles of %dx%d; "
+                       "the unfused baseline allows %d of each",
+                       p.batch, p.num_heads_q, p.seqlen_q, p.seqlen_k, rows, tiles, kBlockM, kBlockN, INT_MAX);
+  Status status = check_tensor("q", p.q, p.q_stride, p.num_heads_q, p.seqlen_q, p.batch);
+  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, p.num_heads_kv, p.seqlen_k, p.batch);
+  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, p.num_heads_kv, p.seqlen_k, p.batch);
+  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, p.num_heads_q, p.seqlen_q, p.batch);
+  return status;
+}
+
+inline Status check_workspace(sdpa_params const &p) {
+  uint64_t const needed = workspace_bytes(p);
+  if (p.workspace == nullptr || p.workspace_bytes < needed)
+    return make_status(SDPA_INVALID_ARGUMENT, "workspace: %llu bytes at %p; this problem needs %llu%s",
+                       static_cast<unsigned long long>(p.workspace_bytes), p.workspace,
+                       static_cast<unsigned long long>(needed),
+                       has_wide_logits(p) ? " (softmax_lse doubles it: ask after setting that)" : "");
+  if (reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "workspace: address %p must be a multiple of 16 bytes", p.workspace);
+  return {};
+}
+
+}  // namespace sdpa::unfused

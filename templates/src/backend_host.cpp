@@ -1,0 +1,28 @@
+// The backend of libsdpa_cutlass_host: rows run on the fiber engine, on the calling thread's time, and are done when
+// launch returns. There is no device to choose, to load onto, or to ask for registers.
+#include "backend.hpp"
+
+#include "sdpa/arch/simt/launch.hpp"
+
+namespace sdpa::backend {
+
+const sdpa_target kTarget = SDPA_BUILT_FOR_HOST;
+
+int cuda_runtime_version() { return 0; }
+
+Status launch(int /*index*/, const KernelRow &row, const sdpa_params &params, int /*device*/, void *stream) {
+  return row.launch(params, stream);
+}
+
+Status prepare(int /*index*/, const KernelRow & /*row*/, int /*device*/) { return {}; }
+
+Status occupancy(int /*index*/, const KernelRow &row, int /*device*/, Occupancy & /*result*/) {
+  return make_status(SDPA_NOT_SUPPORTED, "%s: the host library has no registers or SMs to report", row.info.name);
+}
+
+Status configure(uint64_t schedule_seed, int32_t num_threads) {
+  simt::configure(schedule_seed, num_threads);
+  return {};
+}
+
+}  // namespace sdpa::backend

@@ -1,0 +1,303 @@
+// The C ABI over the registry, the same file for both libraries: checks arguments, finds the row, calls it, and keeps
+// the reason of the calling thread's last failure. Every message names the argument, its value and what is allowed.
+// What a problem must look like for one kernel is that row's can_implement; what the machine does is backend.hpp.
+#include "sdpa/c_api.h"
+
+#include <cinttypes>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include <cutlass/version.h>
+
+#include "backend.hpp"
+#include "sdpa/registry.hpp"
+
+namespace sdpa {
+
+Status make_status(sdpa_status code, const char *format, ...) {
+  Status status;
+  status.code = code;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(status.message, sizeof(status.message), format, args);
+  va_end(args);
+  return status;
+}
+
+namespace {
+
+constexpr uintptr_t kWorkspaceAlignment = 256;
+
+thread_local char last_error[sizeof(Status::message)] = "";
+
+int finish(const Status &status) {
+  if (!status.ok()) memcpy(last_error, status.message, sizeof(last_error));
+  return status.code;
+}
+
+// No exception crosses the C ABI.
+template <class Body>
+int guarded(const char *function, Body body) {
+  try {
+    return finish(body());
+  } catch (const std::exception &error) {
+    return finish(make_status(SDPA_INVALID_ARGUMENT, "%s: %s", function, error.what()));
+  } catch (...) {
+    return finish(make_status(SDPA_INVALID_ARGUMENT, "%s: unknown C++ exception", function));
+  }
+}
+
+int kernel_count() {
+  int count = 0;
+  for (int i = 0; i < kNumRowSpans; ++i) count += kRowSpans[i].count;
+  return count;
+}
+
+const KernelRow *find_row(int index) {
+  if (index < 0) return nullptr;
+  for (int i = 0; i < kNumRowSpans; ++i) {
+    if (index < kRowSpans[i].count) return &kRowSpans[i].rows[index];
+    index -= kRowSpans[i].count;
+  }
+  return nullptr;
+}
+
+Status bad_index(int index) {
+  return make_status(SDPA_INVALID_ARGUMENT, "index is %d; this library has kernels 0 to %d", index,
+                     kernel_count() - 1);
+}
+
+Status null_argument(const char *name) {
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is null; a valid pointer is needed", name);
+}
+
+Status check_size(const char *name, uint32_t size, size_t expected) {
+  if (size == expected) return {};
+  return make_status(SDPA_INVALID_ARGUMENT,
+                     "%s.struct_size is %u; this library was built with %zu: caller and library differ in version",
+                     name, size, expected);
+}
+
+Status check_positive(const char *name, int32_t value) {
+  if (value >= 1) return {};
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is %d; it must be at least 1", name, value);
+}
+
+const char *dtype_name(int32_t dtype) {
+  return dtype == SDPA_DTYPE_F16 ? "float16" : dtype == SDPA_DTYPE_BF16 ? "bfloat16" : "unknown";
+}
+
+// Legal for any kernel: sizes, flags and numbers that make sense by themselves.
+Status check_values(const sdpa_params &params) {
+  if (params.dtype != SDPA_DTYPE_F16 && params.dtype != SDPA_DTYPE_BF16)
+    return make_status(SDPA_INVALID_ARGUMENT, "dtype is %d; allowed are %d (float16) and %d (bfloat16)", params.dtype,
+                       SDPA_DTYPE_F16, SDPA_DTYPE_BF16);
+  const struct {
+    const char *name;
+    int32_t value;
+  } sizes[] = {{"batch", params.batch},
+               {"num_heads_q", params.num_heads_q},
+               {"num_heads_kv", params.num_heads_kv},
+               {"seqlen_q", params.seqlen_q},
+               {"seqlen_k", params.seqlen_k},
+               {"head_dim", params.head_dim}};
+  for (const auto &size : sizes) {
+    const Status status = check_positive(size.name, size.value);
+    if (!status.ok()) return status;
+  }
+  if (params.num_heads_q % params.num_heads_kv != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "num_heads_q is %d; it must be a multiple of num_heads_kv, which is %d",
+                       params.num_heads_q, params.num_heads_kv);
+  if (params.is_causal != 0 && params.is_causal != 1)
+    return make_status(SDPA_INVALID_ARGUMENT, "is_causal is %d; it must be 0 or 1", params.is_causal);
+  if (!std::isfinite(params.softmax_scale))
+    return make_status(SDPA_INVALID_ARGUMENT, "softmax_scale is %g; it must be finite",
+                       static_cast<double>(params.softmax_scale));
+  if (!(params.p_dropout >= 0.0f && params.p_dropout < 1.0f))
+    return make_status(SDPA_INVALID_ARGUMENT, "p_dropout is %g; it must be at least 0 and less than 1",
+                       static_cast<double>(params.p_dropout));
+  return {};
+}
+
+// The compile-time choices of this row.
+Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
+  if (params.dtype != info.dtype)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name,
+                       dtype_name(params.dtype), dtype_name(info.dtype));
+  if (params.head_dim != info.head_dim)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d; this kernel takes %d", info.name, params.head_dim,
+                       info.head_dim);
+  if (params.is_causal != info.is_causal)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
+                       info.is_causal);
+  if ((params.p_dropout > 0.0f) != (info.has_dropout != 0))
+    return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
+                       static_cast<double>(params.p_dropout), info.has_dropout ? "more than 0" : "0 only");
+  return {};
+}
+
+Status check_problem(const KernelRow &row, const sdpa_params &params) {
+  Status status = check_values(params);
+  if (status.ok()) status = check_row(row.info, params);
+  if (status.ok()) status = row.can_implement(params);
+  return status;
+}
+
+// Pointers matter only once something runs.
+Status check_pointers(const KernelRow &row, const sdpa_params &params) {
+  const struct {
+    const char *name;
+    const void *pointer;
+  } tensors[] = {{"q", params.q}, {"k", params.k}, {"v", params.v}, {"out", params.out}};
+  for (const auto &tensor : tensors)
+    if (tensor.pointer == nullptr) return null_argument(tensor.name);
+  if (reinterpret_cast<uintptr_t>(params.softmax_lse) % sizeof(float) != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "softmax_lse is %p; it must be a multiple of %zu",
+                       static_cast<void *>(params.softmax_lse), sizeof(float));
+  const uint64_t needed = row.workspace_bytes(params);
+  if (needed == 0) return {};
+  if (params.workspace == nullptr || params.workspace_bytes < needed)
+    return make_status(SDPA_INVALID_ARGUMENT, "%s: workspace is %p with %" PRIu64 " bytes; this problem needs %" PRIu64,
+                       row.info.name, params.workspace, params.workspace == nullptr ? 0 : params.workspace_bytes,
+                       needed);
+  if (reinterpret_cast<uintptr_t>(params.workspace) % kWorkspaceAlignment != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "workspace is %p; it must be a multiple of %zu", params.workspace,
+                       static_cast<size_t>(kWorkspaceAlignment));
+  return {};
+}
+
+Status find_and_check(int index, const sdpa_params *params, const KernelRow *&row) {
+  row = find_row(index);
+  if (row == nullptr) return bad_index(index);
+  if (params == nullptr) return null_argument("params");
+  const Status status = check_size("params", params->struct_size, sizeof(sdpa_params));
+  return status.ok() ? check_problem(*row, *params) : status;
+}
+
+Status check_device(int device) {
+  if (device >= 0) return {};
+  return make_status(SDPA_INVALID_ARGUMENT, "device is %d; it must be a device ordinal, 0 or more", device);
+}
+
+// Whatever went wrong while it ran: say for which kernel and problem.
+Status with_problem(Status status, const KernelRow &row, const sdpa_params &params) {
+  const Status plain = status;
+  return make_status(plain.code, "%.300s [%s: batch %d, num_heads_q %d, num_heads_kv %d, seqlen_q %d, seqlen_k %d]",
+                     plain.message, row.info.name, params.batch, params.num_heads_q, params.num_heads_kv,
+                     params.seqlen_q, params.seqlen_k);
+}
+
+}  // namespace
+}  // namespace sdpa
+
+using sdpa::KernelRow;
+using sdpa::Status;
+
+extern "C" {
+
+const char *sdpa_last_error(void) { return sdpa::last_error; }
+
+int sdpa_build_info_get(sdpa_build_info *info) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (info == nullptr) return sdpa::null_argument("info");
+    const Status status = sdpa::check_size("info", info->struct_size, sizeof(sdpa_build_info));
+    if (!status.ok()) return status;
+    info->abi_version = SDPA_ABI_VERSION;
+    info->target = sdpa::backend::kTarget;
+    info->cuda_runtime_version = sdpa::backend::cuda_runtime_version();
+    info->params_size = sizeof(sdpa_params);
+    info->cutlass_version = CUTLASS_VERSION;
+    info->version = SDPA_BUILD_VERSION;
+    info->digest = sdpa::kGeneratorDigest;
+    info->space = sdpa::kSpaceName;
+    info->archs = SDPA_BUILD_ARCHS;
+    info->sanitizers = SDPA_BUILD_SANITIZERS;
+    return {};
+  });
+}
+
+int sdpa_kernel_count(void) { return sdpa::kernel_count(); }
+
+int sdpa_kernel_info_get(int index, sdpa_kernel_info *info) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = sdpa::find_row(index);
+    if (row == nullptr) return sdpa::bad_index(index);
+    if (info == nullptr) return sdpa::null_argument("info");
+    const Status status = sdpa::check_size("info", info->struct_size, sizeof(sdpa_kernel_info));
+    if (!status.ok()) return status;
+    *info = row->info;
+    info->struct_size = sizeof(sdpa_kernel_info);
+    return {};
+  });
+}
+
+int sdpa_can_implement(int index, const sdpa_params *params) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = nullptr;
+    return sdpa::find_and_check(index, params, row);
+  });
+}
+
+int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t *bytes) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (bytes == nullptr) return sdpa::null_argument("bytes");
+    const KernelRow *row = nullptr;
+    const Status status = sdpa::find_and_check(index, params, row);
+    if (!status.ok()) return status;
+    *bytes = row->workspace_bytes(*params);
+    return {};
+  });
+}
+
+int sdpa_launch(int index, const sdpa_params *params, int device, void *stream) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = nullptr;
+    Status status = sdpa::find_and_check(index, params, row);
+    if (status.ok()) status = sdpa::check_pointers(*row, *params);
+    if (status.ok()) status = sdpa::check_device(device);
+    if (!status.ok()) return status;
+    status = sdpa::backend::launch(index, *row, *params, device, stream);
+    return status.ok() ? status : sdpa::with_problem(status, *row, *params);
+  });
+}
+
+int sdpa_kernel_occupancy(int index, int device, int32_t *registers, int32_t *local_bytes, int32_t *ctas_per_sm) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = sdpa::find_row(index);
+    if (row == nullptr) return sdpa::bad_index(index);
+    if (registers == nullptr) return sdpa::null_argument("registers");
+    if (local_bytes == nullptr) return sdpa::null_argument("local_bytes");
+    if (ctas_per_sm == nullptr) return sdpa::null_argument("ctas_per_sm");
+    Status status = sdpa::check_device(device);
+    sdpa::backend::Occupancy result{};
+    if (status.ok()) status = sdpa::backend::occupancy(index, *row, device, result);
+    if (!status.ok()) return status;
+    *registers = result.registers;
+    *local_bytes = result.local_bytes;
+    *ctas_per_sm = result.ctas_per_sm;
+    return {};
+  });
+}
+
+int sdpa_prepare(int index, int device) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = sdpa::find_row(index);
+    if (row == nullptr) return sdpa::bad_index(index);
+    const Status status = sdpa::check_device(device);
+    return status.ok() ? sdpa::backend::prepare(index, *row, device) : status;
+  });
+}
+
+int sdpa_host_configure(uint64_t schedule_seed, int32_t num_threads) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (num_threads < 0)
+      return sdpa::make_status(SDPA_INVALID_ARGUMENT, "num_threads is %d; it must be 0 (all cores) or more",
+                               num_threads);
+    return sdpa::backend::configure(schedule_seed, num_threads);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,40 @@
+"""The lock files and the package's settings: pinned, hashed, and free of addresses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCKS = sorted((REPOSITORY / "requirements").glob("*.lock"))
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_every_locked_package_has_a_version_and_hashes(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) > 10
+    for line in lines:
+        assert re.match(r"[a-z0-9][a-z0-9-]*==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    assert "://" not in text
+
+
+def test_locks_agree() -> None:
+    versions = [set(re.findall(r"^[a-z0-9-]+==\S+", lock.read_text(), flags=re.MULTILINE)) for lock in LOCKS]
+    demo, dev = versions
+    assert demo <= dev
+
+
+def test_torch_is_pinned() -> None:
+    assert re.search(
+        r"^torch==\d+\.\d+\.\d+$", (REPOSITORY / "requirements/torch.txt").read_text(), re.MULTILINE
+    )
+
+
+def test_version_is_written_once() -> None:
+    for name in ("pyproject.toml", "CMakeLists.txt"):
+        text = (REPOSITORY / name).read_text(encoding="utf-8")
+        assert "sdpa_cutlass/__init__.py" in text
+        assert not re.search(r"^version *=|VERSION \d", text.replace("VERSION 3.25", ""), re.MULTILINE)

@@ -1,0 +1,144 @@
+"""Registers, spills and shared memory of the compiled kernels, and the two scripts that collect them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import load_script, manifest_of
+
+record_compile = load_script("record_compile")
+resource_usage_script = load_script("resource_usage")
+
+SM89_SMEM_BYTES = 101376  # of one CTA
+
+PTXAS_OUTPUT = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'fmha_fwd_a' for 'sm_89'
+ptxas info    : Function properties for fmha_fwd_a
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 222 registers, used 1 barriers, 496 bytes cmem[0]
+ptxas info    : Compile time = 900.0 ms
+ptxas info    : Compiling entry function 'softmax' for 'sm_89'
+ptxas info    : Function properties for softmax
+    16 bytes stack frame, 24 bytes spill stores, 28 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem
+unit.cu(3): warning #177-D: variable "x" was declared but never referenced
+"""
+
+
+def kernels_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {kernel["name"]: kernel for unit in report["units"] for kernel in unit["kernels"]}
+
+
+def fused_rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The manifest's rows of fused kernels, for the space that the report is about."""
+    return [row for row in manifest_of(report["space"])["kernels"] if row["family"] == "fmha_fwd"]
+
+
+def test_ptxas_output_is_understood() -> None:
+    fused, softmax = record_compile.parse_ptxas(PTXAS_OUTPUT)
+    assert fused == {
+        "name": "fmha_fwd_a",
+        "arch": "sm_89",
+        "stack_bytes": 0,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+        "registers": 222,
+        "static_smem_bytes": 0,
+    }
+    assert (softmax["stack_bytes"], softmax["spill_store_bytes"], softmax["spill_load_bytes"]) == (16, 24, 28)
+    assert (softmax["registers"], softmax["static_smem_bytes"]) == (255, 1024)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> list[str]:
+    """A stand-in for nvcc: writes the file after -o and prints what ptxas prints."""
+    script = tmp_path / "compiler.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        f"print({PTXAS_OUTPUT!r}, file=sys.stderr)\n"
+        "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('object')\n"
+        "sys.exit(3 if 'fail' in sys.argv else 0)\n"
+    )
+    return [sys.executable, str(script)]
+
+
+def test_launcher_records_and_passes_warnings_on(
+    tmp_path: Path, compiler: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "unit.cu.o"
+    assert record_compile.main(["--", *compiler, "-c", "-o", str(output)]) == 0
+    record = json.loads((tmp_path / "unit.cu.o.usage.json").read_text())
+    assert [kernel["name"] for kernel in record["kernels"]] == ["fmha_fwd_a", "softmax"]
+    assert record["object_bytes"] == len("object")
+    shown = capsys.readouterr().err
+    assert "was declared but never referenced" in shown
+    assert "ptxas info" not in shown
+
+
+def test_launcher_keeps_the_seconds_of_an_unchanged_object(tmp_path: Path, compiler: list[str]) -> None:
+    output = tmp_path / "unit.cu.o"
+    record_file = tmp_path / "unit.cu.o.usage.json"
+    record_compile.main(["--", *compiler, "-o", str(output)])
+    record = json.loads(record_file.read_text())
+    record_file.write_text(json.dumps({**record, "seconds": 1000.0}))
+    record_compile.main(["--", *compiler, "-o", str(output)])
+    assert json.loads(record_file.read_text())["seconds"] == 1000.0
+
+
+def test_launcher_passes_a_failure_on(tmp_path: Path, compiler: list[str]) -> None:
+    output = tmp_path / "unit.cu.o"
+    assert record_compile.main(["--", *compiler, "fail", "-o", str(output)]) == 3
+    assert not (tmp_path / "unit.cu.o.usage.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, None),
+        ({"spill_store_bytes": 8}, "spill_store_bytes is 8"),
+        ({"spill_load_bytes": 8}, "spill_load_bytes is 8"),
+        ({"stack_bytes": 16}, "stack_bytes is 16"),
+        ({"name": "another"}, "no compiled unit holds it"),
+    ],
+)
+def test_check_finds_what_breaks_a_limit(change: dict[str, Any], complaint: str | None) -> None:
+    sizes = {"spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0}
+    kernel = {"name": "fmha_fwd_a", "registers": 222, **sizes}
+    manifest = {"kernels": [{"name": "fmha_fwd_a", "family": "fmha_fwd"}, {"name": "b", "family": "unfused"}]}
+    problems = resource_usage_script.find_problems([{"kernels": [kernel | change]}], manifest)
+    assert [complaint in problem for problem in problems] == ([True] if complaint else [])
+
+
+def test_report_is_of_this_generation(resource_usage: dict[str, Any]) -> None:
+    assert resource_usage["digest"] == manifest_of(resource_usage["space"])["digest"]
+
+
+def test_every_fused_kernel_is_compiled_without_spills(resource_usage: dict[str, Any]) -> None:
+    compiled = kernels_of(resource_usage)
+    fused = fused_rows(resource_usage)
+    assert fused
+    for row in fused:
+        kernel = compiled[row["name"]]
+        assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
+        assert kernel["registers"] <= 255, kernel
+        assert kernel["static_smem_bytes"] + kernel["dynamic_smem_bytes"] <= SM89_SMEM_BYTES, kernel
+
+
+def test_promised_ctas_fit_the_register_file(resource_usage: dict[str, Any]) -> None:
+    compiled = kernels_of(resource_usage)
+    for row in fused_rows(resource_usage):
+        registers = -(-compiled[row["name"]]["registers"] // 8) * 8
+        assert registers * 32 * row["warps"] * row["ctas_per_sm"] <= 65536, row["name"]
+
+
+def test_ptxas_never_sees_the_word_that_changes_its_mind(resource_usage: dict[str, Any]) -> None:
+    """A lower-case "cutlass" in a symbol changes ptxas's register allocation."""
+    fused = [name for name in kernels_of(resource_usage) if "fmha" in name]
+    assert fused
+    assert [name for name in fused if "cutlass" in name] == []

@@ -1,0 +1,171 @@
+"""The info command: on this machine, without usable libraries, and its judgement of made-up machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdpa_cutlass.cli import info, inventory, main
+from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts
+
+HOST = LibraryFacts(
+    target="host", path="/lib/host.so", version="0.1.0", digest="d" * 64, space="release", archs="",
+    cuda_runtime=0, cutlass=420, kernels={"fmha_fwd": {32: 2, 64: 6}, "unfused": {64: 4}},
+)  # fmt: skip
+CUDA = dataclasses.replace(HOST, target="cuda", path="/lib/cuda.so", archs="89", cuda_runtime=13000)
+L4 = Gpu(name="NVIDIA L4", compute_capability=(8, 9), sms=58, memory_bytes=24 * 2**30)
+GOOD = Inventory(
+    package="0.1.0",
+    python="3.11.7",
+    platform="Linux x86_64",
+    libraries=(CUDA, HOST),
+    gpus=(L4,),
+    driver="580.1",
+    driver_cuda=13000,
+    torch="2.13.0",
+    torch_cuda="13.0",
+    cuda_python="13.0.3",
+    nvcc="13.0 (wheel)",
+    cutlass_wheel="4.2.0.0",
+    compiler="g++ 12.2.0",
+    cli_packages={"rich": "15.0.0"},
+)
+NOT_THERE = {"error": "not found\nTried: a, b", "missing": True, "path": None}
+NO_GPU = {"gpus": (), "driver": None, "driver_cuda": None, "torch_cuda": None}
+
+REPORT = """\
+sdpa_cutlass 0.1.0, Python 3.11.7, Linux x86_64
+
+The cuda library (for NVIDIA GPUs)
+  file         /lib/cuda.so
+  built        version 0.1.0, space release, digest dddddddddddddddd
+  with         CUDA 13.0, CUTLASS 4.2.0
+  for          sm_89
+  fmha_fwd     8 kernels: 2 of head_dim 32, 6 of head_dim 64
+  unfused      4 kernels: 4 of head_dim 64
+
+The host library (the same kernels on the CPU)
+  not found
+  Tried: a, b
+
+This machine
+  GPU 0        NVIDIA L4, sm_89, 58 SMs, 24 GiB
+  driver       580.1, CUDA 13.0
+  torch        2.13.0, CUDA 13.0
+  cuda-python  13.0.3
+  nvcc         13.0 (wheel)
+  CUTLASS      nvidia-cutlass 4.2.0.0
+  compiler     g++ 12.2.0
+  rich         15.0.0
+
+Problems
+  - the host library is not built
+    fix: run `make host` in a checkout, or `pip install .`"""
+
+
+def test_report() -> None:
+    found = dataclasses.replace(GOOD, libraries=(CUDA, dataclasses.replace(HOST, **NOT_THERE)))
+    assert info.render(found, inventory.problems(found)) == REPORT
+
+
+def test_nothing_wrong() -> None:
+    assert inventory.problems(GOOD) == []
+    assert info.render(GOOD, []).endswith("\nNo problems found.")
+
+
+def test_a_cpu_machine_needs_no_cuda_library() -> None:
+    found = dataclasses.replace(GOOD, libraries=(dataclasses.replace(CUDA, **NOT_THERE), HOST), **NO_GPU)
+    assert inventory.problems(found) == []
+
+
+WITHOUT_CUDA = (dataclasses.replace(CUDA, **NOT_THERE), HOST)
+BROKEN_HOST = (CUDA, dataclasses.replace(HOST, error="host.so cannot be loaded"))
+OLD_GPU = dataclasses.replace(L4, compute_capability=(8, 6))
+TROUBLES = {
+    "no cuda library": ({"libraries": WITHOUT_CUDA}, "the cuda library is not built", "make cuda"),
+    "broken library": ({"libraries": BROKEN_HOST}, "host.so cannot be loaded", "make host"),
+    "no torch": ({"torch": None}, "torch is not installed", r"pip install 'sdpa_cutlass\[torch\]'"),
+    "broken torch": ({"torch": None, "torch_error": "cannot import"}, "cannot import", "pip install"),
+    "torch for CPUs": ({"torch_cuda": None, "gpus": ()}, "built without CUDA", "CUDA build of torch"),
+    "hidden GPU": ({"gpus": ()}, "torch finds no GPU", "CUDA_VISIBLE_DEVICES"),
+    "old driver": ({"driver_cuda": 12080}, "CUDA 12.8, the library needs 13.0", "update the NVIDIA driver"),
+    "old GPU": ({"gpus": (OLD_GPU,)}, "NVIDIA L4 is sm_86", "-DCMAKE_CUDA_ARCHITECTURES=86"),
+    "packages": ({"cli_packages": {"rich": None, "matplotlib": "3"}}, "the commands need rich$", "cli"),
+    "forced": ({"forced_kernel": "*d64*"}, r"'\*d64\*' narrows", "unset SDPA_CUTLASS_FORCE_KERNEL"),
+}
+
+
+@pytest.mark.parametrize(("changes", "what", "fix"), TROUBLES.values(), ids=TROUBLES.keys())
+def test_trouble(changes: dict[str, object], what: str, fix: str) -> None:
+    (trouble,) = inventory.problems(dataclasses.replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert re.search(what, trouble.what)
+    assert re.search(fix, trouble.fix)
+    assert "\n" not in trouble.fix
+
+
+def test_nothing_to_build_with() -> None:
+    missing = tuple(dataclasses.replace(facts, **NOT_THERE) for facts in (CUDA, HOST))
+    found = dataclasses.replace(GOOD, libraries=missing, nvcc=None, compiler=None, **NO_GPU)
+    fixes = [trouble.fix for trouble in inventory.problems(found)]
+    assert len(fixes) == 4
+    assert any("cuda-toolkit" in fix for fix in fixes)
+    assert any("g++" in fix for fix in fixes)
+
+
+def test_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--kernels", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    host = document["libraries"][1]
+    assert host["error"] is None
+    assert host["target"] == "host"
+    kernels = document["kernels"]["host"]
+    assert len(kernels) == sum(sum(dims.values()) for dims in host["kernels"].values())
+    assert all(kernel["smem_bytes"] <= 101376 for kernel in kernels)
+    assert main(["info", "--kernels"]) == 0
+    assert kernels[0]["name"] in capsys.readouterr().out
+
+
+def test_libraries_missing_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    garbage = tmp_path / "garbage.so"
+    garbage.write_text("not a library")
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(garbage))
+    monkeypatch.setenv("SDPA_CUTLASS_LIBRARY", str(tmp_path / "absent.so"))
+    monkeypatch.setattr("sdpa_cutlass._c_api._loaded", {})
+    assert main(["info", "--kernels"]) == 0
+    text = capsys.readouterr().out
+    assert f"{garbage} cannot be loaded" in text
+    assert "libsdpa_cutlass.so was not found" in text
+    assert "fix: run `make host` in a checkout" in text
+
+
+def test_kernels_are_aligned() -> None:
+    row = {"name": "k", "smem_bytes": 49152, "ctas_per_sm": 2, "registers": None, "local_bytes": None,
+           "ctas_per_sm_here": None}  # fmt: skip
+    text = info.render_kernels([row, row | {"name": "long_name", "registers": 128}])
+    assert text.splitlines() == [
+        "kernel     smem bytes  CTAs/SM on sm_89  registers",
+        "k               49152                 2          -",
+        "long_name       49152                 2        128",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["info", "--help"], ["--version"]])
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom sdpa_cutlass.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert not end.code\n"
+        "slow = {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)\nassert not slow, slow\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sdpa_cutlass" in done.stdout

@@ -1,0 +1,105 @@
+"""The result format: what is written can be read again, all else is refused, no file is half written."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdpa_cutlass.cli import results
+from sdpa_cutlass.cli.results import ResultFormatError
+from tests.cli import rows as made
+
+KEYS = [
+    "suite", "batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal",
+    "mask", "p_dropout", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us", "tflops", "max_err_out",
+    "max_err_lse", "status",
+]  # fmt: skip
+
+
+def test_keys_are_the_published_ones() -> None:
+    document = json.loads(results.to_json(made.results()))
+    assert list(document) == ["env", "rows"]
+    assert [list(row) for row in document["rows"]] == [KEYS] * 6
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    written = made.results()
+    results.save(written, path)
+    assert results.load(path) == written
+    assert [entry.name for entry in path.parent.iterdir()] == ["result.json"]
+
+
+def test_errors_that_are_not_numbers_survive() -> None:
+    written = made.results([made.row(max_err_out=math.nan, max_err_lse=math.inf, status="wrong: NaN")])
+    read = results.from_json(results.to_json(written)).rows[0]
+    assert math.isnan(read.max_err_out or 0)
+    assert read.max_err_lse == math.inf
+
+
+def test_no_rows() -> None:
+    assert results.from_json(results.to_json(made.results([]))).rows == []
+
+
+def broken(**changes: Any) -> str:
+    document = json.loads(results.to_json(made.results()))
+    for key, value in changes.items():
+        if value is KEYS:
+            del document["rows"][2][key]
+        else:
+            document["rows"][2][key] = value
+    return json.dumps(document)
+
+
+REFUSED = {
+    "not JSON": ("{", "f: not JSON"),
+    "a list": ("[]", "exactly the keys"),
+    "a key too many": ('{"env": {}, "rows": [], "more": 1}', "exactly the keys"),
+    "env": ('{"env": [], "rows": []}', "env must be an object"),
+    "rows": ('{"env": {}, "rows": {}}', "rows must be a list"),
+    "row": ('{"env": {}, "rows": [1]}', "row 0: must be an object"),
+    "key missing": (broken(status=KEYS), r"row 2: missing keys \['status'\]"),
+    "key unknown": (broken(speed=1), r"row 2: .*unknown keys \['speed'\]"),
+    "text for a number": (broken(batch="1"), "row 2: batch: '1' is not int"),
+    "bool for a number": (broken(batch=True), "row 2: batch: True is not int"),
+    "number for a bool": (broken(causal=1), "row 2: causal: 1 is not bool"),
+    "null for a number": (broken(head_dim=None), "row 2: head_dim: None is not int"),
+    "text for a time": (broken(gpu_us="fast"), "row 2: gpu_us: 'fast' is not float or null"),
+    "provider": (broken(provider="me"), "row 2: provider 'me' is none of fused, piped"),
+    "status": (broken(status=""), "row 2: status is empty"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(text: str, message: str) -> None:
+    with pytest.raises(ResultFormatError, match=message):
+        results.from_json(text, origin="f")
+
+
+def test_whole_numbers_are_fine_as_times() -> None:
+    assert results.from_json(broken(gpu_us=10)).rows[2].gpu_us == 10.0
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    results.write_atomically(path, "old")
+
+    def fail(source: object, target: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        results.write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_csv() -> None:
+    lines = results.to_csv(made.mission()).splitlines()
+    assert lines[0] == ",".join(KEYS)
+    assert lines[5] == "mission,1,8,8,512,512,64,f16,False,none,0.0,torch_efficient,,,,,,,,refused: too small"
+    assert len(lines) == 7

@@ -1,0 +1,54 @@
+"""The problems of every suite: how many, which shapes, distinct names."""
+
+from __future__ import annotations
+
+import pytest
+
+from sdpa_cutlass.cli import suites
+
+
+def test_gpu_grid() -> None:
+    cases = suites.cases_of(suites.DEFAULT_SUITES["cuda"])
+    assert len(cases) == 2 + 9 * 2 + 5 * 3 * 2
+    assert sum(case.causal for case in cases) == len(cases) // 2
+    assert cases[0].name == "mission/b1_h8_s512_d64"
+    assert {case.batch * case.seqlen_q for case in cases if case.suite == "long"} == {16384}
+    small = {(case.batch, case.seqlen_q) for case in cases if case.suite == "small"}
+    assert small == {(batch, seqlen) for batch in (8, 16, 32) for seqlen in (128, 256, 512)}
+    heads = {case.head_dim: case.num_heads_q for case in cases if case.suite == "long"}
+    assert heads == {32: 64, 64: 32, 80: 24, 96: 20, 128: 16}
+
+
+def test_host_suite_is_small_and_covers_every_head_dim() -> None:
+    cases = suites.host()
+    assert {(case.head_dim, case.causal) for case in cases} >= {
+        (head_dim, causal) for head_dim in (32, 64, 80, 96, 128) for causal in (False, True)
+    }
+    assert any(case.num_heads_kv < case.num_heads_q and case.seqlen_k != case.seqlen_q for case in cases)
+    assert max(case.problem().flops for case in cases) < 5e7
+
+
+@pytest.mark.parametrize("suite", suites.SUITES)
+def test_names_are_distinct(suite: str) -> None:
+    names = [case.name for case in suites.cases_of([suite])]
+    assert len(set(names)) == len(names)
+
+
+def test_names_tell_grouped_heads_and_lengths() -> None:
+    assert suites.host()[-1].name == "host/b1_h4x2_q97_k193_d64"
+
+
+def test_flops_follow_the_convention() -> None:
+    full, causal = suites.mission()
+    assert full.problem().flops == 4 * 8 * 512 * 512 * 64
+    assert causal.problem().flops * 2 == full.problem().flops
+
+
+def test_matching() -> None:
+    cases = suites.cases_of(["mission", "long"])
+    assert suites.matching(cases, []) == cases
+    assert [case.name for case in suites.matching(cases, ["mission/*_causal", "long/*_s8192_d80"])] == [
+        "mission/b1_h8_s512_d64_causal",
+        "long/b2_h24_s8192_d80",
+    ]
+    assert suites.matching(cases, ["nothing*"]) == []

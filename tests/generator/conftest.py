@@ -1,0 +1,49 @@
+"""Fixtures of the generator's tests, and the option that rewrites the goldens:
+
+pytest tests/generator --update-goldens
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from generator.config import parse
+from generator.render import Sources
+from generator.space import Space
+
+TINY = (
+    "fmha_fwd_sm89_d64_m128n64_s2_w4_bf16_causal",
+    "fmha_fwd_sm89_d64_m128n64_s2_w4_f16",
+    "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16",
+    "unfused_sm89_d32_m64n64_s4_w4_bf16_causal",
+    "unfused_sm89_d64_m64n64_s4_w4_f16",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="rewrite tests/generator/goldens")
+
+
+@pytest.fixture
+def update_goldens(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-goldens", default=False))
+
+
+@pytest.fixture
+def goldens() -> Path:
+    return Path(__file__).parent / "goldens"
+
+
+@pytest.fixture
+def tiny() -> Space:
+    """Two fused units and one piped unit."""
+    return Space(name="tiny", kernels=tuple(parse(name) for name in TINY))
+
+
+@pytest.fixture
+def sources() -> Sources:
+    """The real templates; the digest of the headers is fixed, since goldens are not about these."""
+    return replace(Sources.load(), digest="0" * 64)

@@ -1,0 +1,81 @@
+"""The ctypes mirror against the C header: same structs, fields, order, types, constants and functions."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+from sdpa_cutlass import _c_api
+
+HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
+_TYPES = {
+    "uint32_t": ctypes.c_uint32,
+    "int32_t": ctypes.c_int32,
+    "uint64_t": ctypes.c_uint64,
+    "int64_t": ctypes.c_int64,
+    "int": ctypes.c_int,
+    "float": ctypes.c_float,
+    "const char *": ctypes.c_char_p,
+    "const void *": ctypes.c_void_p,
+    "void *": ctypes.c_void_p,
+    "float *": ctypes.c_void_p,
+    "int32_t *": ctypes.POINTER(ctypes.c_int32),
+    "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
+    "const sdpa_params *": ctypes.POINTER(_c_api.Params),
+    "sdpa_kernel_info *": ctypes.POINTER(_c_api.RawKernelInfo),
+    "sdpa_build_info *": ctypes.POINTER(_c_api.RawBuildInfo),
+}
+STRUCTS = {
+    "sdpa_params": _c_api.Params,
+    "sdpa_kernel_info": _c_api.RawKernelInfo,
+    "sdpa_build_info": _c_api.RawBuildInfo,
+}
+
+
+def _code() -> str:
+    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+
+
+def _declaration(text: str) -> tuple[object, str]:
+    """(ctypes type, name) of "const void *q" or "int64_t q_stride[3]"."""
+    match = re.fullmatch(r"(.+?)\s*(\w+)(?:\[(\d+)\])?", " ".join(text.split()))
+    assert match, text
+    kind, name, length = match.groups()
+    return (_TYPES[kind] * int(length) if length else _TYPES[kind]), name
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_struct_mirrors_the_header(name: str) -> None:
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", _code(), re.DOTALL)
+    assert body
+    fields = [_declaration(line) for line in body[1].split(";") if line.strip()]
+    assert [(field, kind) for kind, field in fields] == list(STRUCTS[name]._fields_)
+
+
+def test_every_function_is_declared_alike() -> None:
+    declared = {}
+    for result, name, arguments in re.findall(
+        r"SDPA_API ([\w\s]+?\*?)(sdpa_\w+)\((.*?)\);", _code(), re.DOTALL
+    ):
+        kinds = () if arguments == "void" else tuple(_declaration(text)[0] for text in arguments.split(","))
+        declared[name] = (_TYPES[result.strip()], kinds)
+    assert declared == _c_api.FUNCTIONS
+
+
+def test_constants() -> None:
+    constants = dict(re.findall(r"(SDPA_\w+) = (\d)", _code()))
+    names = ("OK", "INVALID_ARGUMENT", "NOT_SUPPORTED", "CUDA_ERROR", "HOST_CHECK")
+    assert [int(constants[f"SDPA_{name}"]) for name in names] == [getattr(_c_api, name) for name in names]
+    assert [constants[f"SDPA_DTYPE_{name}"] for name in ("F16", "BF16")] == ["0", "1"]
+    assert [constants[f"SDPA_BUILT_FOR_{name}"] for name in ("CUDA", "HOST")] == ["0", "1"]
+    version = re.search(r"#define SDPA_ABI_VERSION (\d+)", _code())
+    assert version
+    assert int(version[1]) == _c_api.ABI_VERSION
+
+
+def test_every_status_but_ok_has_an_error() -> None:
+    statuses = {int(value) for value in re.findall(r"SDPA_(?!DTYPE|BUILT)\w+ = (\d)", _code())}
+    assert set(_c_api._ERRORS) == statuses - {_c_api.OK}

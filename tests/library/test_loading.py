@@ -1,0 +1,201 @@
+"""Finding, trusting and loading the native library; every way in which it can be the wrong one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sdpa_cutlass
+from sdpa_cutlass import _c_api, _locate
+from sdpa_cutlass._locate import Target
+from sdpa_cutlass.errors import (
+    ArgumentError,
+    HostCheckError,
+    LibraryError,
+    LibraryMismatchError,
+    LibraryNotFoundError,
+    UnsupportedError,
+    UntrustedLibraryError,
+)
+
+ROOT = Path(__file__).parents[2]
+Build = Callable[..., Path]
+
+
+@pytest.fixture
+def build_fake(tmp_path: Path) -> Build:
+    """Compiles the fake library with the given macros."""
+
+    def build(**macros: str) -> Path:
+        path = tmp_path / "libfake.so"
+        macros = {"FAKE_VERSION": f'"{sdpa_cutlass.__version__}"', **macros}
+        flags = [f"-D{name}={value}" for name, value in macros.items()]
+        source = Path(__file__).with_name("fake_library.cpp")
+        include = ROOT / "templates" / "include"
+        subprocess.run(["g++", "-shared", "-fPIC", f"-I{include}", *flags, source, "-o", path], check=True)
+        path.chmod(0o755)
+        return path
+
+    return build
+
+
+def test_a_fitting_library_loads(build_fake: Build) -> None:
+    library = _c_api.load(build_fake(), Target.HOST)
+    assert library.build.version == sdpa_cutlass.__version__
+    assert library.build.target is Target.HOST
+    assert library.build.cutlass_version == 420
+    assert library.kernel_count() == 0
+
+
+def test_statuses_become_errors(build_fake: Build) -> None:
+    library = _c_api.load(build_fake(), Target.HOST)
+    with pytest.raises(ArgumentError, match="the fake's reason"):
+        library.kernel_info(0)
+    with pytest.raises(UnsupportedError, match="the fake's reason"):
+        library.occupancy(0, 0)
+    with pytest.raises(HostCheckError, match="the fake's reason"):
+        library.host_configure()
+    assert library.refusal(0, _c_api.Params()) == "the fake's reason"
+
+
+@pytest.mark.parametrize(
+    ("macros", "message"),
+    [
+        ({"FAKE_ABI_VERSION": "999"}, "ABI version 999"),
+        ({"FAKE_PARAMS_SIZE": "8"}, "sdpa_params has 8 bytes"),
+        ({"FAKE_TARGET": "SDPA_BUILT_FOR_CUDA"}, "built for cuda, not for host"),
+        ({"FAKE_VERSION": '"0.0.7"'}, "version '0.0.7'"),
+        ({"FAKE_REFUSES": "1"}, "refused the handshake: the fake's reason"),
+        ({"FAKE_LACKS_LAUNCH": "1"}, "no function sdpa_launch"),
+    ],
+)
+def test_a_library_that_does_not_fit_is_refused(
+    build_fake: Build, macros: dict[str, str], message: str
+) -> None:
+    path = build_fake(**macros)
+    with pytest.raises(LibraryMismatchError, match=message) as caught:
+        _c_api.load(path, Target.HOST)
+    assert str(path) in str(caught.value)
+    assert "make host" in str(caught.value)
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "libfake.so"
+    path.write_text("not a library")
+    with pytest.raises(LibraryError, match="cannot be loaded"):
+        _c_api.load(path, Target.HOST)
+
+
+def test_a_missing_library_lists_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SDPA_CUTLASS_LIBRARY", raising=False)
+    package = tmp_path / "checkout" / "sdpa_cutlass"
+    package.mkdir(parents=True)
+    (package.parent / "CMakeLists.txt").touch()
+    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
+    with pytest.raises(LibraryNotFoundError) as caught:
+        _locate.locate(Target.CUDA)
+    message = str(caught.value)
+    assert str(package / "libsdpa_cutlass.so") in message
+    assert str(package.parent / "build" / "lib" / "libsdpa_cutlass.so") in message
+    assert "SDPA_CUTLASS_LIBRARY is not set" in message
+    assert "make cuda" in message
+
+
+def test_an_installed_package_looks_only_into_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SDPA_CUTLASS_LIBRARY", raising=False)
+    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "sdpa_cutlass" / "_locate.py"))
+    assert _locate.candidates(Target.CUDA) == [tmp_path / "sdpa_cutlass" / "libsdpa_cutlass.so"]
+
+
+def test_the_package_folder_comes_before_the_build_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SDPA_CUTLASS_HOST_LIBRARY", raising=False)
+    (tmp_path / "CMakeLists.txt").touch()
+    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "sdpa_cutlass" / "_locate.py"))
+    for folder in (tmp_path / "sdpa_cutlass", tmp_path / "build" / "lib"):
+        folder.mkdir(parents=True, mode=0o755)
+        (folder / Target.HOST.file_name).touch(mode=0o644)
+    assert _locate.locate(Target.HOST).parent == tmp_path / "sdpa_cutlass"
+
+
+def test_the_environment_variable_stands_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wrong path is an error, not a reason to take another library."""
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(tmp_path / "absent.so"))
+    with pytest.raises(LibraryNotFoundError, match=r"absent\.so: not there"):
+        _locate.locate(Target.HOST)
+    present = tmp_path / "present.so"
+    present.touch(mode=0o644)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(present))
+    assert _locate.locate(Target.HOST) == present.resolve()
+
+
+def test_a_relative_path_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libx.so").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", "libx.so")
+    with pytest.raises(LibraryNotFoundError, match="absolute path"):
+        _locate.locate(Target.HOST)
+
+
+@pytest.mark.parametrize("place", ["file", "folder", "folder behind a link"])
+def test_a_library_that_anyone_can_write_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir(mode=0o755)
+    library = folder / "libx.so"
+    library.touch(mode=0o644)
+    named = library
+    if place == "folder behind a link":
+        named = tmp_path / "link.so"
+        named.symlink_to(library)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(named))
+    assert _locate.locate(Target.HOST) == library.resolve()
+    (library if place == "file" else folder).chmod(0o777)
+    with pytest.raises(UntrustedLibraryError, match="anyone can write") as caught:
+        _locate.locate(Target.HOST)
+    assert "chmod go-w" in str(caught.value)
+
+
+def test_a_group_may_write_only_beside_its_own_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "libx.so"
+    library.touch()
+    library.chmod(0o664)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(library))
+    _locate.locate(Target.HOST)
+    monkeypatch.setattr(os, "geteuid", lambda: library.stat().st_uid + 1)
+    with pytest.raises(UntrustedLibraryError, match="its group can write"):
+        _locate.locate(Target.HOST)
+
+
+def test_threads_share_one_library(monkeypatch: pytest.MonkeyPatch, build_fake: Build) -> None:
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(build_fake()))
+    monkeypatch.setattr(_c_api, "_loaded", {})
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(_c_api.library(Target.HOST))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+def test_import_needs_neither_torch_nor_a_library() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import sdpa_cutlass; from sdpa_cutlass import _c_api\n"
+        "assert not _c_api._loaded and 'cuda' not in sys.modules and 'numpy' not in sys.modules\n"
+        "try: sdpa_cutlass.attention(1, 2, 3)\n"
+        "except TypeError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "query is a int; allowed is a torch.Tensor"

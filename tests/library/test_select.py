@@ -1,0 +1,169 @@
+"""The cost model and the registry: choices on known grids, quantisation, masks, names of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem, kernels
+from sdpa_cutlass._locate import Target
+from sdpa_cutlass.cost_model import _visible_scores, estimate
+from sdpa_cutlass.device import HOST, DeviceInfo
+from sdpa_cutlass.select import mismatches
+
+H200 = DeviceInfo(
+    target=Target.CUDA, index=0, name="H200", compute_capability=(9, 0), sms=132, mma_flops_per_clock=2580
+)
+
+
+def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_sm: int = 1) -> KernelInfo:
+    return KernelInfo(
+        index=0,
+        name=f"m{block_m}n{block_n}w{warps}g{kv_groups}",
+        family=Family.FMHA_FWD,
+        dtype=DType.F16,
+        arch=89,
+        head_dim=64,
+        block_m=block_m,
+        block_n=block_n,
+        stages=2,
+        warps=warps,
+        kv_groups=kv_groups,
+        q_in_regs=False,
+        is_causal=False,
+        has_dropout=False,
+        smem_bytes=49152,
+        ctas_per_sm=ctas_per_sm,
+    )
+
+
+def problem(batch: int, seqlen_q: int, seqlen_k: int | None = None, causal: Causal | None = None) -> Problem:
+    return Problem(
+        dtype=DType.F16,
+        batch=batch,
+        num_heads_q=8,
+        num_heads_kv=8,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_q if seqlen_k is None else seqlen_k,
+        head_dim=64,
+        causal=causal,
+    )
+
+
+MEASURED = [  # µs on an H200, 2026-11
+    (kernel(64, 64, 4, 1, 2), problem(1, 512), 8.6),
+    (kernel(64, 64, 8, 2), problem(1, 512), 7.4),
+    (kernel(64, 64, 16, 4), problem(1, 512), 8.2),
+    (kernel(32, 64, 4, 2, 2), problem(1, 512), 5.75),
+    (kernel(32, 64, 8, 4), problem(1, 512), 5.56),
+    (kernel(32, 32, 16, 8), problem(1, 512), 6.0),
+    (kernel(64, 64, 4, 1, 2), problem(8, 128), 4.4),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "microseconds"), MEASURED, ids=lambda value: getattr(value, "name", None)
+)
+def test_the_model_reproduces_its_measurements(row: KernelInfo, task: Problem, microseconds: float) -> None:
+    assert estimate(row, task, H200).microseconds == pytest.approx(microseconds, rel=0.05)
+
+
+def test_groups_win_on_small_grids_and_tall_tiles_on_large_ones() -> None:
+    rows = [kernel(32, 64, 8, 4), kernel(64, 64, 4, 1, 2), kernel(128, 64, 4, 1, 2)]
+
+    def best(task: Problem) -> str:
+        return min(rows, key=lambda row: estimate(row, task, H200).cycles).name
+
+    assert best(problem(1, 512)) == "m32n64w8g4"
+    assert best(problem(8, 128)) == "m64n64w4g1"
+    assert best(problem(8, 2048)) == "m128n64w4g1"
+    assert best(problem(1, 1, 8192)) == "m32n64w8g4"
+
+
+def test_waste_in_partial_tiles_counts() -> None:
+    row = kernel(128, 64, 4, 1, 2)
+    full, partial = estimate(row, problem(1, 1024), H200), estimate(row, problem(1, 1025), H200)
+    assert full.useful == pytest.approx(1)
+    assert partial.useful == pytest.approx(1025 / 1152 * 1025 / 1088)
+    assert partial.cycles > full.cycles
+
+
+def test_causal_costs_about_half() -> None:
+    row = dataclasses.replace(kernel(128, 64, 4, 1, 2), is_causal=True)
+    ratio = (
+        estimate(row, problem(8, 4096, causal=Causal.TOP_LEFT), H200).cycles
+        / estimate(row, problem(8, 4096), H200).cycles
+    )
+    assert 0.5 < ratio < 0.56
+
+
+@pytest.mark.parametrize("causal", [None, *Causal])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 9), (9, 5), (7, 7), (1, 20), (20, 1)])
+def test_visible_scores(causal: Causal | None, rows: int, keys: int) -> None:
+    task = problem(1, rows, keys, causal)
+    seen = [(i, j) for i in range(rows) for j in range(keys) if causal is None or j <= i + task.causal_offset]
+    assert _visible_scores(task) == len(seen)
+
+
+def test_mismatches_name_what_differs() -> None:
+    row = dataclasses.replace(
+        kernel(64, 64, 4), head_dim=80, is_causal=True, has_dropout=True, dtype=DType.BF16
+    )
+    assert mismatches(row, problem(1, 4)) == [
+        "head_dim is 80, not 64",
+        "dtype is bf16, not f16",
+        "is causal",
+        "applies dropout",
+    ]
+    assert mismatches(kernel(64, 64, 4), problem(1, 4)) == []
+
+
+def test_names_say_what_rows_are() -> None:
+    rows = kernels(Target.HOST)
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        name = f"{row.family.value}_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
+        name += (
+            f"_s{row.stages}_w{row.warps}"
+            + f"_g{row.kv_groups}" * (row.kv_groups > 1)
+            + "_qreg" * row.q_in_regs
+            + f"_{row.dtype.value}"
+        )
+        assert row.name == name + "_causal" * row.is_causal + "_dropout" * row.has_dropout
+
+
+def test_every_head_dim_has_every_variant_in_both_families() -> None:
+    rows = kernels(Target.HOST)
+    found = {(row.family, row.head_dim, row.dtype, row.is_causal) for row in rows}
+    wanted = {
+        (family, head_dim, dtype, is_causal)
+        for family in Family
+        for head_dim in (32, 64, 80, 96, 128)
+        for dtype in DType
+        for is_causal in (False, True)
+    }
+    assert found >= wanted
+
+
+def test_every_row_has_a_cost() -> None:
+    for row in kernels(Target.HOST):
+        task = dataclasses.replace(
+            problem(1, 100, 300, Causal.TOP_LEFT if row.is_causal else None),
+            head_dim=row.head_dim,
+            dtype=row.dtype,
+        )
+        cost = estimate(row, task, HOST)
+        assert cost.cycles > 0
+        assert cost.ctas > 0
+        assert 0 < cost.useful <= 1
+
+
+def test_flops_and_bytes() -> None:
+    task = problem(2, 512)
+    assert task.flops == 4 * 2 * 8 * 512 * 512 * 64
+    assert dataclasses.replace(task, causal=Causal.TOP_LEFT).flops == task.flops // 2
+    assert task.bytes == 2 * 2 * 512 * 64 * 2 * (8 + 8)
+    assert dataclasses.replace(task, num_heads_kv=2).bytes == 2 * 2 * 512 * 64 * 2 * (8 + 2)
+    assert problem(1, 5, 9, Causal.BOTTOM_RIGHT).causal_offset == 4
+    assert problem(1, 5, 9, Causal.TOP_LEFT).causal_offset == 0
