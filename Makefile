@@ -25,7 +25,7 @@ help:
 	@echo "make test        lint, types, both libraries (release), all tests"
 	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n)"
 	@echo "make host        the CPU library only"
-	@echo "make host-asan   the CPU library under AddressSanitizer and UBSan, in build/host-asan"
+	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff; mypy"
 	@echo "make format      let ruff format the Python files"
 	@echo "make lock        resolve the pinned packages again (needs uv)"
@@ -53,6 +53,7 @@ cuda: $(VENV)/.demo
 	@$(CONFIGURE) --preset cuda -DSDPA_CHECK_RESOURCES=$(or $(CHECK_RESOURCES),OFF)
 	@$(CMAKE) --build --preset cuda --parallel $(JOBS)
 
+host-asan: SPACE := smoke
 host host-asan: $(VENV)/.demo
 	@echo "== libsdpa_cutlass_host ($(SPACE)), preset $@"
 	@$(CONFIGURE) --preset $@

@@ -21,8 +21,8 @@ function(sdpa_library_settings target archs sanitizers)
   target_sources(${target} PRIVATE ${SDPA_TEMPLATES_DIR}/src/c_api.cpp ${SDPA_GENERATED_DIR}/registry.cpp)
   target_include_directories(${target} PRIVATE ${SDPA_TEMPLATES_DIR}/include)
   target_include_directories(${target} SYSTEM PRIVATE ${SDPA_CUTLASS_INCLUDE_DIRS})
-  set_property(SOURCE ${SDPA_TEMPLATES_DIR}/src/c_api.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-    SDPA_BUILD_VERSION="${SDPA_VERSION}" "SDPA_BUILD_ARCHS=\"${archs}\"" "SDPA_BUILD_SANITIZERS=\"${sanitizers}\"")
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/build_config.hpp.in ${CMAKE_CURRENT_BINARY_DIR}/build_config.hpp @ONLY)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unknown-pragmas;-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>)
   set(exports ${CMAKE_SOURCE_DIR}/cmake/exports.map)

@@ -2,9 +2,10 @@
 
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
+    report     the documents' result tables and picture, from committed result files
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
-this library failed or was wrong, 2 wrong usage or something missing.
+this library failed or was wrong or a document is stale, 2 wrong usage or something missing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_compare(commands.add_parser("compare", help="fused, piped and every torch backend side by side"))
     _add_info(commands.add_parser("info", help="what was built, and what is found on this machine"))
+    _add_report(commands.add_parser("report", help="result tables and pictures of the documents"))
     return parser
 
 
@@ -122,6 +124,19 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="also list every kernel and what it occupies")
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Makes the result tables between the markers of README.md, and of docs/results.md beside it, from "
+        "result files as `compare --json` writes them. Without FILE, from the files that the markers name."
+    )
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help="a result file (.json)")
+    parser.add_argument(
+        "--readme", type=Path, default=Path("README.md"), metavar="FILE", help="default: %(default)s"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw this picture (.png) and show it")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: sys.argv); returns the exit status."""
     options = make_parser().parse_args(argv)
@@ -130,6 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli import compare
 
             return compare.run(options)
+        if options.command == "report":
+            from sdpa_cutlass.cli import report
+
+            return report.run(options)
         from sdpa_cutlass.cli import info
 
         return info.run(options)

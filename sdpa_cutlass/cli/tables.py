@@ -45,7 +45,7 @@ def cells(comparison: Comparison) -> list[str]:
         comparison.label,
         tile(fused.kernel) if fused else "-",
         _time(comparison, "fused"),
-        _number(fused.tflops) if fused else "-",
+        number(fused.tflops) if fused else "-",
         _time(comparison, "piped"),
         _ratio(comparison.speedup("piped")),
         f"{best.removeprefix('torch_')} {_time(comparison, best)}" if best else "-",
@@ -157,12 +157,12 @@ def _time(comparison: Comparison, provider: str) -> str:
     """Microseconds, or why there are none."""
     time_us = comparison.time_us(provider)
     if time_us is not None:
-        return _number(time_us)
+        return number(time_us)
     row = comparison.rows.get(provider)
     return "-" if row is None else kind(row.status)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three digits, or the whole number where it has more."""
     if value is None:
         return "-"

@@ -13,6 +13,7 @@
 #include <cutlass/version.h>
 
 #include "backend.hpp"
+#include "build_config.hpp"
 #include "sdpa/registry.hpp"
 
 namespace sdpa {

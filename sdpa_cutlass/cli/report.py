@@ -1,0 +1,236 @@
+"""The `report` command: writes the documents' result tables and picture from committed result files.
+
+A document holds blocks between markers, each on a line of its own:
+
+    <!-- results: SECTION FILE ... -->
+    (made text)
+    <!-- end results -->
+
+SECTION is one of SECTIONS. The FILEs, relative to the document, are the result files that the block was made
+from and, in the section `plot`, the picture. Given result files, the command puts them into every block;
+given none, it makes every block again from the files that it names. So `--check` needs no arguments, and no
+number in a document is typed by hand. A block without files says that there are no results yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sdpa_cutlass.cli import FAILED, OK, CommandError, plots, results, short_tables, tables
+from sdpa_cutlass.cli.results import ResultFormatError, Results
+from sdpa_cutlass.cli.summary import compare
+
+BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
+END = "<!-- end results -->"
+NO_RESULTS = "_No results yet: `python -m sdpa_cutlass report FILE.json` writes them here._"
+LONG_DOCUMENT = Path("docs", "results.md")  # beside the README
+PICTURE_SUFFIX = ".png"
+PICTURE_KEY = "Source"  # of the picture's metadata: what it was drawn from
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A result file and what it holds."""
+
+    path: Path
+    results: Results
+    digest: str
+
+    @property
+    def tag(self) -> str:
+        """What a picture that was drawn from this file says of its origin."""
+        return f"sha256:{self.digest}"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status. Raises CommandError for what the user can put right."""
+    if options.plot is not None and options.plot.suffix != PICTURE_SUFFIX:
+        raise CommandError(f"--plot {options.plot}: the name must end in {PICTURE_SUFFIX}")
+    long_document = options.readme.parent / LONG_DOCUMENT
+    documents = [options.readme, *([long_document] if long_document.is_file() else [])]
+    old = {path: _read(path) for path in documents}
+    maker = Maker(options.files, options.plot)
+    new = {path: maker.remake(text, path) for path, text in old.items()}
+    pictures = {path: source for path, source in maker.pictures.items() if not _shows(path, source)}
+    if options.check:
+        stale = [*(path for path in documents if new[path] != old[path]), *pictures]
+        for path in stale:
+            print(f"{path}: stale; `python -m sdpa_cutlass report` makes it again")
+        return FAILED if stale else OK
+    for path, source in pictures.items():
+        _write(path, functools.partial(_draw, path, source))
+        print(f"{path}: drawn")
+    for path, text in new.items():
+        if text == old[path]:
+            print(f"{path}: up to date")
+        else:
+            _write(path, functools.partial(results.write_atomically, path, text))
+            print(f"{path}: written")
+    return OK
+
+
+class Maker:
+    """Makes blocks from `files`, or where there are none from those that each block names.
+
+    `pictures` collects the pictures that the blocks show, with the result file that each is drawn from.
+    """
+
+    def __init__(self, files: Sequence[Path], picture: Path | None) -> None:
+        self._files = files
+        self._picture = picture
+        self._load = functools.cache(_load)
+        self.pictures: dict[Path, Source] = {}
+
+    def remake(self, text: str, document: Path) -> str:
+        """The document's text with every block made again."""
+        out: list[str] = []
+        blocks = 0
+        lines = iter(enumerate(text.splitlines(), start=1))
+        for number, line in lines:
+            begin = BEGIN.fullmatch(line)
+            if begin is not None:
+                where = f"{document}:{number}"
+                _skip_block(lines, where)
+                out += self._block(begin["section"], begin["files"].split(), document, where)
+                blocks += 1
+            elif line == END:
+                raise CommandError(f"{document}:{number}: {END} without a beginning")
+            else:
+                out.append(line)
+        if blocks == 0:
+            raise CommandError(
+                f"{document} has no block: a line `<!-- results: summary -->`, then a line `{END}`"
+            )
+        return "\n".join(out) + "\n"
+
+    def _block(self, section: str, names: Sequence[str], document: Path, where: str) -> list[str]:
+        if section not in SECTIONS:
+            raise CommandError(f"{where}: section {section!r} is none of {', '.join(SECTIONS)}")
+        named = [document.parent / name for name in names]
+        paths = self._files or [path for path in named if path.suffix != PICTURE_SUFFIX]
+        sources = [self._load(Path(os.path.normpath(path))) for path in paths]
+        if not sources:
+            return [f"<!-- results: {section} -->", NO_RESULTS, END]
+        files = [_relative(source.path, document) for source in sources]
+        if section == "plot":
+            drawn = [path for path in named if path.suffix == PICTURE_SUFFIX]
+            for picture in [self._picture] if self._picture else drawn[:1]:
+                self.pictures[Path(os.path.normpath(picture))] = sources[0]
+                files.append(_relative(picture, document))
+        body = SECTIONS[section](sources, files)
+        return [f"<!-- results: {section} {' '.join(files)} -->", *body.splitlines(), END]
+
+
+def _skip_block(lines: Iterator[tuple[int, str]], where: str) -> None:
+    """Consumes the lines of a block, its end included."""
+    for _, line in lines:
+        if line == END:
+            return
+        if BEGIN.fullmatch(line):
+            break
+    raise CommandError(f"{where}: the block is not closed by {END}")
+
+
+def _summary(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """The short table of the first file, the statements of all."""
+    parts = [
+        short_tables.to_markdown(source.results, with_table=number == 0)
+        for number, source in enumerate(sources)
+    ]
+    return "\n\n".join([*parts, _origin(files)])
+
+
+def _tables(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """Every row of every file."""
+    parts: list[str] = []
+    for source in sources:
+        parts += [f"## {source.path.stem}", tables.to_markdown(source.results).strip()]
+    return "\n\n".join([*parts, _origin(files)])
+
+
+def _plot(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """The picture, where there is one: it is the last file."""
+    if not files[-1].endswith(PICTURE_SUFFIX):
+        return ""
+    return f"![Speed over sequence length on {tables.heading(sources[0].results)}]({files[-1]})"
+
+
+SECTIONS: dict[str, Callable[[Sequence[Source], Sequence[str]], str]] = {
+    "summary": _summary,
+    "tables": _tables,
+    "plot": _plot,
+}
+
+
+def _origin(files: Sequence[str]) -> str:
+    links = ", ".join(f"[{Path(name).name}]({name})" for name in files)
+    return f"Made by `python -m sdpa_cutlass report` from {links}."
+
+
+def _load(path: Path) -> Source:
+    """Reads a result file that may be published: taken on a GPU, by a run that came to its end."""
+    if re.search(r"[\s>]", str(path)):
+        raise CommandError(f"{str(path)!r}: a name with spaces or > cannot stand in a marker")
+    try:
+        data = path.read_bytes()
+        found = results.from_json(data.decode("utf-8"), origin=str(path))
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ResultFormatError, UnicodeDecodeError) as error:
+        raise CommandError(str(error)) from error
+    if not found.rows:
+        raise CommandError(f"{path} has no rows")
+    if found.env.get("gpu") is None:
+        raise CommandError(f"{path} was measured on a CPU, where times mean nothing")
+    if found.env.get("interrupted"):
+        raise CommandError(f"{path} is of a run that was interrupted")
+    return Source(path, found, hashlib.sha256(data).hexdigest())
+
+
+def _relative(path: Path, document: Path) -> str:
+    return Path(os.path.relpath(path, document.parent)).as_posix()
+
+
+def _shows(path: Path, source: Source) -> bool:
+    """Whether the picture says that it was drawn from this very result file (PNG text is plain bytes)."""
+    return path.is_file() and source.tag.encode() in path.read_bytes()
+
+
+def _draw(path: Path, source: Source) -> None:
+    """Draws speed over sequence length; everything, where no problems differ in length alone."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError("a picture needs matplotlib: pip install 'sdpa_cutlass[cli]'")
+    found = source.results
+    rows = [
+        row
+        for panel in plots.panels(compare(found.rows))
+        if panel.lines
+        for comparison in panel.comparisons
+        for row in comparison.rows.values()
+    ]
+    drawing: Any = plots.figure(Results(found.env, rows or found.rows))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, format="png", dpi=80, metadata={PICTURE_KEY: source.tag})
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read {path}: {error}; run this in a checkout, or say --readme") from error
+
+
+def _write(path: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror or error}") from error
