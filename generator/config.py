@@ -23,8 +23,11 @@ ACCUMULATOR_BYTES = 4  # fp32
 MMA_M = 16  # query rows that one warp's mma.sync covers
 COPY_ELEMENTS = 8  # elements of one 16-byte cp.async
 
-# The merge of KV groups pads each row of O by four floats and keeps row_max and row_sum beside it.
-MERGE_FLOATS_BESIDE_HEAD_DIM = 4 + 2
+# The merge of KV groups pads each row of O by eight floats and keeps row_max and row_sum beside it.
+MERGE_FLOATS_BESIDE_HEAD_DIM = 8 + 2
+
+# K and V tiles in flight in the ring of one KV group.
+RING_TILES = 3
 
 # What a thread of a fused kernel holds beside its accumulators: addresses, row statistics, fragments.
 REGISTERS_BESIDE_ACCUMULATORS = 64
@@ -241,17 +244,15 @@ class KernelConfig:
         if self.family is Family.UNFUSED:
             return tile.stages * (tile.block_m + tile.block_n) * UNFUSED_BLOCK_K * ELEMENT_BYTES
         q = tile.block_m * self.head_dim * ELEMENT_BYTES
+        if tile.kv_groups > 1:
+            return tile.kv_groups * max(RING_TILES * self.kv_tile_bytes, self.merge_bytes)
         k = v = tile.stages * self.kv_tile_bytes
-        main = max(q, v) + k if tile.q_in_regs else q + tile.kv_groups * (k + v)
-        return max(main, self.merge_bytes)
+        return max(q, v) + k if tile.q_in_regs else q + k + v
 
     @property
     def merge_bytes(self) -> int:
-        """What the KV groups need to merge their results; it overlays the mainloop's memory."""
-        if self.tile.kv_groups == 1:
-            return 0
-        floats = self.tile.kv_groups * self.tile.block_m * (self.head_dim + MERGE_FLOATS_BESIDE_HEAD_DIM)
-        return floats * ACCUMULATOR_BYTES
+        """What one KV group hands over for the merge; it overlays the group's ring of K and V tiles."""
+        return self.tile.block_m * (self.head_dim + MERGE_FLOATS_BESIDE_HEAD_DIM) * ACCUMULATOR_BYTES
 
     @property
     def accumulator_registers(self) -> int:
@@ -261,7 +262,7 @@ class KernelConfig:
         mma_m = self.tile.mma_m
         acc_o = mma_m * self.head_dim // 2
         acc_s = mma_m * self.tile.block_n // 2
-        q = mma_m * self.head_dim // 4 if self.tile.q_in_regs else 0
+        q = mma_m * self.head_dim // 4 if self.tile.q_in_regs or self.tile.kv_groups > 1 else 0
         return acc_o + acc_s + q
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from generator.config import COPY_ELEMENTS, MMA_M, Family, KernelConfig
+from generator.config import COPY_ELEMENTS, MMA_M, RING_TILES, Family, KernelConfig
 
 ALL = frozenset(Family)
 FUSED = frozenset({Family.FMHA_FWD})
@@ -126,10 +126,17 @@ def _stages(c: KernelConfig) -> str | None:
     return _one_of(c.tile.stages, STAGES[c.family], "stages")
 
 
+def _kv_groups_stages(c: KernelConfig) -> str | None:
+    return _require(
+        c.tile.kv_groups == 1 or c.tile.stages == 1,
+        f"KV groups work on rings of {RING_TILES} tiles, so stages is 1, not {c.tile.stages}",
+    )
+
+
 def _q_in_regs(c: KernelConfig) -> str | None:
     return _require(
         not c.tile.q_in_regs or c.tile.kv_groups == 1,
-        f"{c.tile.kv_groups} KV groups share one Q, so it cannot give up its shared memory to V",
+        f"with {c.tile.kv_groups} KV groups, Q is in registers anyway and never in shared memory",
     )
 
 
@@ -192,6 +199,7 @@ RULES: tuple[Rule, ...] = (
     _rule("block_m", FUSED, "block_m is a multiple of 16 rows for each warp of a KV group", _block_m),
     _rule("block_n", FUSED, "block_n is a multiple of 16", _block_n),
     _rule("stages", ALL, "1 to 4 stages in a fused kernel, 3 to 5 in a GEMM", _stages),
+    _rule("kv_groups_stages", FUSED, "one stage with KV groups", _kv_groups_stages),
     _rule("q_in_regs", FUSED, "Q in registers only without KV groups", _q_in_regs),
     _rule("load", FUSED, "the K and V loads of a KV group cover whole tiles", _load),
     _rule("unfused_warps", PIPED, "4 or 8 warps in a GEMM", _unfused_warps),

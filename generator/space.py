@@ -34,11 +34,11 @@ CAUSAL: tuple[bool, ...] = (False, True)
 
 # head_dim → tiles of the fused kernel; the first is the one in `smoke`.
 FMHA_FWD_TILES: dict[int, tuple[Tile, ...]] = {
-    32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n64_s1_w8_g4"),
-    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n64_s1_w8_g4"),
-    80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w8_g4"),
-    96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n32_s1_w8_g4"),
-    128: tiles("m128n32_s2_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n32_s1_w8_g4"),
+    32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n128_s1_w4_g2"),
+    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2"),
+    80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    128: tiles("m128n32_s2_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
 }
 
 # Tiles of the unfused GEMMs, for every head_dim above; the last is the one in `smoke`.

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .arrays import as_tensor
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal, DType, Problem
 
@@ -61,10 +62,17 @@ class Operands:
             ) from error
 
 
-def canonical_operands(query: object, key: object, value: object, *, enable_gqa: bool) -> Operands:
-    """Checks q, k and v and gives them four dimensions, as views wherever strides allow it."""
-    tensors = {"query": _tensor("query", query), "key": _tensor("key", key), "value": _tensor("value", value)}
-    _check_types(tensors)
+def canonical_operands(
+    query: object, key: object, value: object, *, enable_gqa: bool, allow_meta: bool = False
+) -> Operands:
+    """Checks q, k and v and gives them four dimensions, as views wherever strides allow it.
+
+    Sizes may be symbolic, and with `allow_meta` the tensors may be without data: tracing comes here too.
+    """
+    tensors = {
+        "query": as_tensor("query", query), "key": as_tensor("key", key), "value": as_tensor("value", value)
+    }  # fmt: skip
+    _check_types(tensors, ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda"))
     q, k, v = tensors.values()
     head_dim = q.shape[-1]
     if k.shape[-1] != head_dim:
@@ -153,7 +161,20 @@ def softmax_scale(scale: object, head_dim: int) -> float:
 
 def check_out(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """`out`, if kernels may write it: the result's shape, query's dtype and device, aligned rows."""
-    tensor = _tensor("out", out)
+    tensor = check_out_type(out, query, shape)
+    problem = _misalignment(tensor)
+    if problem:
+        raise ArgumentError(f"out {problem}")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ArgumentError(
+            f"out has strides {tensor.stride()}: rows of an expanded tensor share their memory"
+        )
+    return tensor
+
+
+def check_out_type(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """`out`, if it is a tensor of the result's shape, dtype and device. Looks at nothing that tracing hides."""
+    tensor = as_tensor("out", out, writable=True)
     if tuple(tensor.shape) != shape:
         raise ArgumentError(f"out has shape {tuple(tensor.shape)}; the result has {shape}")
     if tensor.dtype != query.dtype:
@@ -162,13 +183,6 @@ def check_out(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch
         raise ArgumentTypeError(f"out is on {tensor.device}; query is on {query.device}")
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise UnsupportedError("out requires grad: writing into it cannot be recorded")
-    problem = _misalignment(tensor)
-    if problem:
-        raise ArgumentError(f"out {problem}")
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise ArgumentError(
-            f"out has strides {tensor.stride()}: rows of an expanded tensor share their memory"
-        )
     return tensor
 
 
@@ -191,11 +205,38 @@ def check_no_grad(tensors: dict[str, Any]) -> None:
             )
 
 
-def _tensor(name: str, value: object) -> torch.Tensor:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        raise ArgumentTypeError(f"{name} is a {type(value).__name__}; allowed is a torch.Tensor")
-    return value
+def autocast_inputs(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Floating-point inputs in the dtype of an enabled torch.autocast, as F.scaled_dot_product_attention's.
+
+    float64 stays, as in torch; so do inputs that share a dtype which kernels take: casting gains them nothing.
+    """
+    torch = sys.modules["torch"]
+    device_type = query.device.type
+    if (str(query.dtype) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
+        device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type)
+    ):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(device_type)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
+
+    return cast(query), cast(key), cast(value)
+
+
+def is_virtual(tensor: torch.Tensor) -> bool:
+    """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside vmap, ..."""
+    torch = sys.modules["torch"]
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return True
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
+    return False
 
 
 def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -203,12 +244,12 @@ def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return tensor if tensor.dim() >= rank else tensor[(None,) * (rank - tensor.dim())]
 
 
-def _check_types(tensors: dict[str, torch.Tensor]) -> None:
+def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...]) -> None:
     q = tensors["query"]
     for name, tensor in tensors.items():
         if str(tensor.layout) != "torch.strided":
             raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
-        if tensor.device.type not in ("cpu", "cuda"):
+        if tensor.device.type not in devices:
             raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
         if tensor.device != q.device:
             raise ArgumentTypeError(
@@ -231,11 +272,15 @@ def _check_types(tensors: dict[str, torch.Tensor]) -> None:
 def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     batch = []
     for sizes in zip(*shapes, strict=True):
-        longest = set(sizes) - {1}
-        if len(longest) > 1:
-            found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-            raise ArgumentError(f"the batch dimensions of {found} neither agree nor broadcast")
-        batch.append(longest.pop() if longest else 1)
+        longest = 1
+        for size in sizes:  # not a set: symbolic sizes have no hash
+            if size == 1 or size == longest:
+                continue
+            if longest != 1:
+                found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+                raise ArgumentError(f"the batch dimensions of {found} neither agree nor broadcast")
+            longest = size
+        batch.append(longest)
     return tuple(batch)
 
 

@@ -10,9 +10,9 @@ units of an SM:
     l2       the K and V blocks themselves (64 B a clock)
 The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
 latency, so a round cannot be shorter than one warp's own chain. The constants were fitted to measurements
-on an H200 (2026-11): six kernels at B=1 H=8 S=512 D=64 (tiles 64x64, 32x64 and 32x32 with 1 to 8 groups:
-5.6 to 8.6 µs) and one at B=8 S=128 (4.4 µs); the model is within 5 % of all seven. What counts is the
-ranking: other cards enter only through their rates.
+on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 32x32 to 128x64 with 1 to 4 groups: 5.0 to
+10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs); tests/library/test_select.py lists them and holds the
+model within 13 %. What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
 _LAUNCH_CYCLES = 1500
 _CTA_CYCLES = 3500  # first loads, last stores
 _ROUND_LATENCY = 300
+_RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
 _MERGE_CYCLES = 200
+_MERGE_CYCLES_PER_PAIR = 92  # of groups: each waits for the others' parts
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -97,9 +99,11 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     )
     merge = 0.0
     if kernel.kv_groups > 1:  # accumulators through shared memory, written and read
-        merge_bytes = 8 * kernel.kv_groups * kernel.block_m * (kernel.head_dim + 4)
-        merge = _MERGE_CYCLES + merge_bytes / _SMEM_BYTES_PER_CLOCK
-    ends = _CTA_CYCLES + 2 * q_bytes / _L2_BYTES_PER_CLOCK
+        merge_bytes = 8 * kernel.kv_groups * kernel.block_m * (kernel.head_dim + 8)
+        merge = _MERGE_CYCLES + _MERGE_CYCLES_PER_PAIR * kernel.kv_groups**2
+        merge += merge_bytes / _SMEM_BYTES_PER_CLOCK
+    head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
+    ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
 
     def body(resident: int) -> float:
         return mean_rounds * work.cycles(resident) + merge * resident

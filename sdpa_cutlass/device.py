@@ -109,7 +109,7 @@ def check_can_serve(build: BuildInfo, device: DeviceInfo) -> None:
         major, minor = device.compute_capability
         raise DriverError(
             f"{device.name} has compute capability {major}.{minor}; the library was built for "
-            f"{build.archs!r}. Build it with -DCMAKE_CUDA_ARCHITECTURES={major}{minor}"
+            f"{build.archs!r}. Build it with -DSDPA_CUDA_ARCHS={major}{minor}"
         )
 
 

@@ -190,7 +190,7 @@ def _gpu_problems(found: Inventory, cuda: LibraryFacts | None) -> list[Trouble]:
         if not archs_serve(cuda.archs or "", gpu.compute_capability):
             major, minor = gpu.compute_capability
             what = f"the library was built for {cuda.archs}, but {gpu.name} is sm_{major}{minor}"
-            fix = f"build it with -DCMAKE_CUDA_ARCHITECTURES={major}{minor}"
+            fix = f"build it with -DSDPA_CUDA_ARCHS={major}{minor}"
             troubles.append(Trouble(what, fix))
     return troubles
 

@@ -95,7 +95,7 @@ TROUBLES = {
     "torch for CPUs": ({"torch_cuda": None, "gpus": ()}, "built without CUDA", "CUDA build of torch"),
     "hidden GPU": ({"gpus": ()}, "torch finds no GPU", "CUDA_VISIBLE_DEVICES"),
     "old driver": ({"driver_cuda": 12080}, "CUDA 12.8, the library needs 13.0", "update the NVIDIA driver"),
-    "old GPU": ({"gpus": (OLD_GPU,)}, "NVIDIA L4 is sm_86", "-DCMAKE_CUDA_ARCHITECTURES=86"),
+    "old GPU": ({"gpus": (OLD_GPU,)}, "NVIDIA L4 is sm_86", "-DSDPA_CUDA_ARCHS=86"),
     "packages": ({"cli_packages": {"rich": None, "matplotlib": "3"}}, "the commands need rich$", "cli"),
     "forced": ({"forced_kernel": "*d64*"}, r"'\*d64\*' narrows", "unset SDPA_CUTLASS_FORCE_KERNEL"),
 }

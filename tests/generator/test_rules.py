@@ -37,6 +37,12 @@ EXAMPLES = [
     ("stages", "fmha_fwd_sm89_d32_m64n64_s5_w4_f16", "5", "fmha_fwd_sm89_d32_m64n64_s4_w4_f16"),
     ("stages", "unfused_sm89_d64_m64n64_s2_w4_f16", "2", "unfused_sm89_d64_m64n64_s3_w4_f16"),
     (
+        "kv_groups_stages",
+        "fmha_fwd_sm89_d32_m32n32_s2_w4_g2_f16",
+        "rings of 3",
+        "fmha_fwd_sm89_d32_m32n32_s1_w4_g2_f16",
+    ),
+    (
         "q_in_regs",
         "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_qreg_f16",
         "2",

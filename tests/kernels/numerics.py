@@ -36,7 +36,8 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse) of the plain chain, every step in `dtype`."""
     repeat = inputs.q.shape[1] // inputs.k.shape[1]
-    q, k, v = inputs.q.to(dtype), *(t.to(dtype).repeat_interleave(repeat, 1) for t in (inputs.k, inputs.v))
+    q = inputs.q.to(dtype).contiguous()  # cuBLAS refuses strides beyond 2^31
+    k, v = (t.to(dtype).repeat_interleave(repeat, 1) for t in (inputs.k, inputs.v))
     mask = visible(q.shape[2], k.shape[2], causal, q.device)
     outs, lses = [], []
     for start in range(0, q.shape[2], _CHUNK_ROWS):
@@ -58,6 +59,7 @@ def _largest_score(inputs: Inputs) -> float:
 def half_ulp(ref: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Half the distance between neighbouring values of `dtype` at the size of `ref`."""
     exponent = torch.frexp(ref.abs()).exponent - 1
+    exponent = exponent.masked_fill(ref == 0, _MIN_EXPONENT[dtype])
     return torch.exp2(exponent.clamp(min=_MIN_EXPONENT[dtype]).double() - _MANTISSA_BITS[dtype] - 1)
 
 

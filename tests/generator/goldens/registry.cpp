@@ -14,7 +14,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 3;
 
-extern const char *const kGeneratorDigest = "3ccad0fe4cf182d0c50d1f4e3e02ddc1b8a6a2d3d9b78a7d32d2c04ff81408e8";
+extern const char *const kGeneratorDigest = "e94e2e3b16afe8e38d61f299b0cb919254e4099df7a957c3b703391d09973f73";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -142,6 +142,8 @@ struct Host {
     const float y = ::exp2f(x);
     return y < FLT_MIN ? 0.0f : y;
   }
+  static float log2(float x) { return ::log2f(x); }
+  static float reciprocal(float x) { return 1.0f / x; }
 
   template <class Params>
   static Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,

@@ -59,6 +59,17 @@ struct Sm80 {
     return y;
   }
 
+  SDPA_DEVICE static float log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  SDPA_DEVICE static float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
   // Queues `kernel` on `stream` of the current device.
   template <class Params>
   static Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,

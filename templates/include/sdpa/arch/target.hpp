@@ -3,7 +3,8 @@
 // A policy says how one operation is done; it knows nothing about attention.
 //
 // Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
-// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, exp2, launch.
+// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, exp2,
+// log2, reciprocal, launch.
 #pragma once
 
 #if defined(SDPA_TARGET_HOST)

@@ -9,9 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
-#include "sdpa/fmha_fwd/kernel_traits.cuh"
-#include "sdpa/fmha_fwd/params.hpp"
-#include "sdpa/fmha_fwd/softmax.cuh"
+#include "sdpa/fmha_fwd/mainloop.cuh"
 
 namespace sdpa::fmha_fwd {
 
@@ -81,9 +79,8 @@ struct Epilogue {
   SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, char *smem, Accumulator &tOrO,
                                      SoftmaxState &softmax) {
     constexpr int kGroups = Traits::kKvGroups, kStride = Traits::kMergeStride;
-    float *const all_out = reinterpret_cast<float *>(smem);          // [kGroups][kBlockM][kStride]
-    float *const all_max = all_out + kGroups * kBlockM * kStride;    // [kGroups][kBlockM]
-    float *const all_sum = all_max + kGroups * kBlockM;              // [kGroups][kBlockM]
+    constexpr int kMax = kBlockM * kStride, kSum = kMax + kBlockM;  // row_max and row_sum follow O
+    auto const part_of = [&](int g) { return reinterpret_cast<float *>(smem + g * Traits::kGroupBytes); };
     int const group = Arch::thread_idx() / Traits::kGroupThreads;
     int const tid = Arch::thread_idx() % Traits::kGroupThreads;
     auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
@@ -92,17 +89,18 @@ struct Epilogue {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
     softmax.finish();
 
-    Arch::syncthreads();  // every group has read its last K and V: their room may take the partial results
+    float *const part = part_of(group);
+    Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take the partial result
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      int const row = group * kBlockM + get<0>(tOcO(i, 0));
+      int const row = get<0>(tOcO(i, 0));
       if (tid % 4 == 0) {
-        all_max[row] = softmax.row_max[i];
-        all_sum[row] = softmax.row_sum[i];
+        part[kMax + row] = softmax.row_max[i];
+        part[kSum + row] = softmax.row_sum[i];
       }
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); j += 2)
-        *reinterpret_cast<float2 *>(&all_out[row * kStride + get<1>(tOcO(i, j))]) =
+        *reinterpret_cast<float2 *>(&part[row * kStride + get<1>(tOcO(i, j))]) =
             make_float2(tOrO_rows(i, j), tOrO_rows(i, j + 1));
     }
     Arch::syncthreads();  // all partial results are in shared memory
@@ -113,22 +111,22 @@ struct Epilogue {
       if (out_row >= params.seqlen_q) break;
       float max = SoftmaxState::kNoKey;
       CUTE_UNROLL
-      for (int g = 0; g < kGroups; ++g) max = fmaxf(max, all_max[g * kBlockM + row]);
+      for (int g = 0; g < kGroups; ++g) max = fmaxf(max, part_of(g)[kMax + row]);
       float weight[kGroups], sum = 0.f;
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        weight[g] = Arch::exp2(all_max[g * kBlockM + row] - max);
-        sum += weight[g] * all_sum[g * kBlockM + row];
+        weight[g] = Arch::exp2(part_of(g)[kMax + row] - max);
+        sum += weight[g] * part_of(g)[kSum + row];
       }
       float const inverse = SoftmaxState::inverse(sum);
       float out[8] = {};
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        float4 const *const part = reinterpret_cast<float4 const *>(&all_out[(g * kBlockM + row) * kStride + col]);
+        float4 const *const from = reinterpret_cast<float4 const *>(&part_of(g)[row * kStride + col]);
         float const scale = weight[g] * inverse;
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          float4 const four = part[half];
+          float4 const four = from[half];
           out[4 * half] += scale * four.x;
           out[4 * half + 1] += scale * four.y;
           out[4 * half + 2] += scale * four.z;

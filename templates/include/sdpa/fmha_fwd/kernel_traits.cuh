@@ -1,12 +1,13 @@
 // Everything that a fused kernel knows at compile time: one config in, every layout, copy and MMA out.
 //
-// Shared memory of one CTA, in elements (G = kKvGroups, S = kStages; each K or V tile is kBlockN x kHeadDim):
+// Shared memory of one CTA, in elements (G = kKvGroups, S = kStages, T = a tile of kBlockN x kHeadDim):
 //
-//   default     | Q kBlockM x kHeadDim | group 0: K[0..S) V[0..S) | ... | group G-1: K[0..S) V[0..S) |
-//   kQInRegs    | V[0..S), under it first Q | K[0..S) |                    Q lives in registers, so its room is V's
-//   merge       | O float [G][kBlockM][kHeadDim + 4] | row_max [G][kBlockM] | row_sum [G][kBlockM] |   when G > 1
+//   default     | Q kBlockM x kHeadDim | K[0..S) | V[0..S) |
+//   kQInRegs    | V[0..S), under it first Q | K[0..S) |      Q lives in registers, so its room is V's
+//   G > 1       | group 0: T[0..3) | ... | group G-1: T[0..3) |     rings of K and V tiles; Q goes straight to registers
+//   merge       | group 0: O float [kBlockM][kHeadDim + 8], row_max [kBlockM], row_sum [kBlockM] | ... |     when G > 1
 //
-// The three overlay each other; the merge starts only after every group has left the mainloop.
+// A group's part of the merge overlays its own ring.
 // The head dimension is never padded: rows of 64, 32 or 16 columns are swizzled so that the eight 16-byte rows of any
 // ldmatrix fall into eight different bank groups (3, 2 or 1 swizzle bits).
 #pragma once
@@ -44,7 +45,8 @@ struct KernelTraits {
   static_assert(kNWarps % kKvGroups == 0 && kKvGroups <= 8, "every KV group has the same number of warps");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "a warp's MMA covers 16 query rows");
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "ldmatrix.x4 and the PV operand come in steps of 16");
-  static_assert(!kQInRegs || kKvGroups == 1, "groups share one Q, so it cannot give up its room to V");
+  static_assert(!kQInRegs || kKvGroups == 1, "with KV groups, Q goes straight to registers");
+  static_assert(kStages == 1 || kKvGroups == 1, "KV groups work on rings of three tiles");
   static_assert(!kHasDropout, "dropout has no kernels yet");
 
   // ---- shared memory ----
@@ -59,15 +61,18 @@ struct KernelTraits {
 
   static constexpr int kTileQ = kBlockM * kHeadDim;  // elements
   static constexpr int kTileKV = kBlockN * kHeadDim;
-  static constexpr int kOffsetK = kQInRegs ? (kTileQ > kStages * kTileKV ? kTileQ : kStages * kTileKV) : kTileQ;
-  static constexpr int kOffsetV = kQInRegs ? 0 : kTileQ + kStages * kTileKV;
-  static constexpr int kGroupStride = 2 * kStages * kTileKV;
-  static constexpr int kMainBytes =
-      static_cast<int>(sizeof(Element)) *
-      (kQInRegs ? kOffsetK + kStages * kTileKV : kTileQ + kKvGroups * kGroupStride);
-  static constexpr int kMergeStride = kHeadDim + 4;  // floats; keeps 16-byte alignment and spreads rows over banks
-  static constexpr int kMergeBytes = kKvGroups > 1 ? 4 * kKvGroups * kBlockM * (kMergeStride + 2) : 0;
-  static constexpr int kSmemBytes = kMainBytes > kMergeBytes ? kMainBytes : kMergeBytes;
+  static constexpr bool kQDirect = kKvGroups > 1;
+  static constexpr int kRingTiles = kKvGroups > 1 ? 3 : 2;  // K and V buffers in flight when kStages == 1
+  static constexpr int kRegionV = kStages * kTileKV;
+  static constexpr int kOffsetK = kQDirect ? 0 : kQInRegs ? (kTileQ > kRegionV ? kTileQ : kRegionV) : kTileQ;
+  static constexpr int kOffsetV = kQDirect || kQInRegs ? 0 : kTileQ + kRegionV;
+  static constexpr int kMergeStride = kHeadDim + 8;  // floats; four rows of a quad's pairs fall into different banks
+  static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kMergeStride + 2);
+  static constexpr int kRingBytes = static_cast<int>(sizeof(Element)) * kRingTiles * kTileKV;
+  static constexpr int kGroupBytes = kRingBytes > kMergeBytes ? kRingBytes : kMergeBytes;
+  static constexpr int kSmemBytes = kQDirect ? kKvGroups * kGroupBytes
+                                             : static_cast<int>(sizeof(Element)) *
+                                                   (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
   static_assert(kSmemBytes <= 101376, "sm_89 gives one CTA at most 99 KB of shared memory");
   static_assert(sizeof(Element) == 2);
 

@@ -4,8 +4,8 @@
 //
 // Blocks are visited from the last to the first, so that the few which need a mask come first. With several KV groups,
 // group g takes every kKvGroups-th block. Two schedules of the same step:
-//   kStages == 1   K and V have one buffer each; V(n) loads under Q·Kᵀ(n), K(n-1) under softmax and P·V(n);
-//                  the first V comes with the first K
+//   kStages == 1   a ring of kRingTiles buffers takes K(n), V(n), K(n-1), ... in turn; a buffer is refilled as soon as
+//                  everyone has read it, two barriers a block
 //   kStages >= 2   K(n) and V(n) travel together, kStages - 1 blocks ahead, one barrier a block
 // The file does not know where tiles come from (tile_scheduler) nor how O leaves (epilogue).
 #pragma once
@@ -62,6 +62,8 @@ struct Mainloop {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kStages = Traits::kStages;
   static constexpr int kKvGroups = Traits::kKvGroups;
+  static constexpr int kRing = Traits::kRingTiles;
+  static constexpr bool kQFromSmem = !Traits::kQInRegs && !Traits::kQDirect;
 
   // Barrier of the warps that share K and V buffers.
   SDPA_DEVICE static void sync_group(int group) {
@@ -78,9 +80,9 @@ struct Mainloop {
                               Accumulator &tOrO, SoftmaxState &softmax) {
     int const group = kKvGroups == 1 ? 0 : Arch::thread_idx() / Traits::kGroupThreads;
     int const tid = kKvGroups == 1 ? Arch::thread_idx() : Arch::thread_idx() % Traits::kGroupThreads;
-    Element *const smem_elements = reinterpret_cast<Element *>(smem);
-    Element *const smem_k = smem_elements + Traits::kOffsetK + group * Traits::kGroupStride;
-    Element *const smem_v = smem_elements + Traits::kOffsetV + group * Traits::kGroupStride;
+    Element *const smem_elements = reinterpret_cast<Element *>(smem + group * Traits::kGroupBytes);
+    Element *const smem_k = smem_elements + Traits::kOffsetK;
+    Element *const smem_v = smem_elements + Traits::kOffsetV;
 
     // ---- tensors ----
     auto const q_ptr = static_cast<Element const *>(params.q.data) + tile.bidb * params.q.batch_stride +
@@ -144,22 +146,25 @@ struct Mainloop {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    load_q(params, tile, gQ, sQ);
+    if constexpr (!Traits::kQDirect) load_q(params, tile, gQ, sQ);
     if constexpr (Traits::kQInRegs) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
       Arch::syncthreads();  // Q is in shared memory
       cute::copy(CopyAtom{}, tSsQ, tSrQ_view);
       Arch::syncthreads();  // Q is in registers everywhere: its room may take V
-    } else if constexpr (kKvGroups > 1) {
-      Arch::cp_async_fence();  // a group of its own: every KV group waits for Q, whatever it loads itself
     }
     int n_block = keys.n_block_max - 1 - group;
     if constexpr (kStages == 1) {
       if (n_block >= 0) load_k(true_type{}, n_block, 0);
       Arch::cp_async_fence();
-      if (n_block >= 0) load_v(true_type{}, n_block, 0);
+      if constexpr (Traits::kQDirect) load_q_direct(params, tile, thr_mma.partition_A(gQ), tSrQ, thr_mma);
+      if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);
       Arch::cp_async_fence();
+      if constexpr (kRing == 3) {
+        if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, 2);
+        Arch::cp_async_fence();
+      }
     } else {
       CUTE_UNROLL
       for (int s = 0; s < kStages - 1; ++s) {
@@ -171,24 +176,29 @@ struct Mainloop {
         Arch::cp_async_fence();
       }
     }
-    if constexpr (kKvGroups > 1) {
-      Arch::template cp_async_wait<kStages == 1 ? 2 : kStages - 1>();
-      Arch::syncthreads();  // Q is in shared memory
+
+    if constexpr (Traits::kQDirect) {
+      if (params.negate_q) negate(tSrQ);
     }
 
     // ---- one key block ----
-    bool first = true;  // kStages == 1: V(n) is on its way since the prologue
-    int slot = 0;       // of block n
-    int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
+    bool first = true;                // kStages == 1: the prologue has filled the whole ring
+    int slot_k = 0;                   // of block n
+    int slot_v = kFirstSlotV;         // of block n
+    int free_slot = kStages - 1;      // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
     auto const step = [&](auto needs_mask) {
       if constexpr (kStages == 1) {
         if (first) {
-          Arch::template cp_async_wait<1>();
+          Arch::template cp_async_wait<kRing - 1>();
           sync_group(group);  // K(n) is visible
         } else {
-          Arch::template cp_async_wait<0>();
-          sync_group(group);  // K(n) is visible; V's buffer was read by everyone
-          load_v(false_type{}, n_block, 0);
+          Arch::template cp_async_wait<kRing - 2>();
+          sync_group(group);  // K(n) is visible; the buffer of V before it was read by everyone
+          if constexpr (kRing == 2) {
+            load_v(false_type{}, n_block, slot_v);
+          } else {
+            if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, before(slot_k));
+          }
           Arch::cp_async_fence();
         }
         first = false;
@@ -205,13 +215,19 @@ struct Mainloop {
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
       clear(tSrS);
-      gemm<Traits::kQInRegs, CopyAtom, CopyAtom>(tiled_mma, tSrS, tSrQ, tSrK, tSsQ, smem_copy_k.partition_S(sK(slot)),
-                                                 tSrQ_view, tSrK_view);
+      gemm<!kQFromSmem, CopyAtom, CopyAtom>(tiled_mma, tSrS, tSrQ, tSrK, tSsQ, smem_copy_k.partition_S(sK(slot_k)),
+                                            tSrQ_view, tSrK_view);
 
       if constexpr (kStages == 1) {
-        Arch::template cp_async_wait<0>();
-        sync_group(group);  // V(n) is visible; K's buffer was read by everyone
-        if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, 0);
+        Arch::template cp_async_wait<kRing - 2>();
+        sync_group(group);  // V(n) is visible; K(n)'s buffer was read by everyone
+        if (n_block >= kKvGroups) {
+          if constexpr (kRing == 2) {
+            load_k(false_type{}, n_block - kKvGroups, slot_k);
+          } else {
+            load_v(false_type{}, n_block - kKvGroups, slot_k);
+          }
+        }
         Arch::cp_async_fence();
       }
 
@@ -223,13 +239,16 @@ struct Mainloop {
       Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
       convert(tSrS, tOrP_);
       Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
-      gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot)),
+      gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),
                                       tSrQ_view, tOrVt_view);
 
       n_block -= kKvGroups;
       if constexpr (kStages > 1) {
-        free_slot = slot;
-        slot = slot + 1 == kStages ? 0 : slot + 1;
+        free_slot = slot_k;
+        slot_k = slot_v = slot_k + 1 == kStages ? 0 : slot_k + 1;
+      } else if constexpr (kRing == 3) {
+        slot_v = slot_k;
+        slot_k = before(slot_k);
       }
     };
     while (n_block >= keys.n_block_full) step(true_type{});
@@ -238,6 +257,27 @@ struct Mainloop {
   }
 
  private:
+  // The first V lies beside the first K in a ring of three; otherwise K and V have buffers of their own, counted alike.
+  static constexpr int kFirstSlotV = kStages == 1 && kRing == 3 ? 1 : 0;
+
+  // Buffers are used in the order 0, 1, 2, 0, ... by K and V in turn, so the K after this one, and the V before it, has
+  // the buffer before this one.
+  SDPA_DEVICE static int before(int slot) { return slot == 0 ? 2 : slot - 1; }
+
+  // Reads the tile's rows of Q straight into the operand's registers: no shared memory, no barrier.
+  template <class Gmem, class Fragment, class ThrMma>
+  SDPA_DEVICE static void load_q_direct(Params const &params, WorkTile const &tile, Gmem const &tSgQ, Fragment &tSrQ,
+                                        ThrMma const &thr_mma) {
+    Tensor tScQ = thr_mma.partition_A(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+    auto pairs = recast<uint32_t>(tSrQ);
+    int const num_rows = params.seqlen_q - tile.m_block * kBlockM;
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) {
+      bool const inside = get<0>(tScQ(2 * i)) < num_rows;
+      pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(&tSgQ(2 * i)) : 0u;
+    }
+  }
+
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   template <class Gmem, class Smem>
   SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Gmem const &gQ, Smem &sQ) {
@@ -251,10 +291,16 @@ struct Mainloop {
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
-      auto sign_pairs = recast<uint32_t>(tQsQ);
-      CUTE_UNROLL
-      for (int i = 0; i < size(sign_pairs); ++i) sign_pairs(i) ^= 0x80008000u;
+      negate(tQsQ);
     }
+  }
+
+  // Two elements at a time.
+  template <class Elements>
+  SDPA_DEVICE static void negate(Elements &elements) {
+    auto pairs = recast<uint32_t>(elements);
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) pairs(i) ^= 0x80008000u;
   }
 
   // fp32 → Element, two at a time. Same layout on both sides.

@@ -84,9 +84,9 @@ struct Softmax {
     }
   }
 
-  SDPA_DEVICE static float inverse(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
+  SDPA_DEVICE static float inverse(float sum) { return sum == 0.f ? 0.f : Arch::reciprocal(sum); }
 
-  SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : max * kLn2 + logf(sum); }
+  SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + Arch::log2(sum)) * kLn2; }
 
  private:
   template <class Out>

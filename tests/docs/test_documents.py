@@ -1,0 +1,68 @@
+"""The documents point at things that exist, and the README's Python runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from generator.config import parse
+from generator.rules import refusal
+from generator.space import build
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("tests/data/*.md"),
+    ]
+)
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+@every_document
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    local = [link.partition("#")[0] for link in links if "://" not in link]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+@every_document
+def test_named_tests_exist(document: Path) -> None:
+    named = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", document.read_text(encoding="utf-8"))
+    wrong = []
+    for file, function in named:
+        path = ROOT / file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if not path.is_file() or (function and not re.search(rf"^def {function}\(", text, re.MULTILINE)):
+            wrong.append(f"{file}::{function}")
+    assert wrong == []
+    if document.name == "semantics.md":
+        assert len(named) > 30
+
+
+@every_document
+def test_named_kernels_are_legal(document: Path) -> None:
+    """Names in full; results.md and the tuning log name tiles only."""
+    names = re.findall(r"\b(?:fmha_fwd|unfused)_sm\d+_d\d+_\w+", document.read_text(encoding="utf-8"))
+    assert {name: refusal(parse(name)) for name in names if refusal(parse(name))} == {}
+    if document.name == "README.md" and document.parent == ROOT:
+        assert set(names) <= {config.name for config in build("release").kernels}
+
+
+@every_document
+def test_no_path_of_somebodys_machine(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert re.findall(r"(?<![\w.$}/])/(?:home|root|work|tmp|Users)/\S*", text) == []
+
+
+def test_the_readmes_python_runs() -> None:
+    """On the host library, at a smaller size."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 1
+    for code in blocks:
+        assert 'device="cuda"' in code
+        exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), {})  # noqa: S102
