@@ -5,9 +5,11 @@
     unfused_attention(query, key, value, *, ...)           the same through GEMM → softmax → GEMM
     kernels()                                              every kernel of the library
     explain(query, key, value, ...)                        which kernel would run, and why
+    enable(), disable(), enabled()                         serve torch's own F.scaled_dot_product_attention
 
 CUDA tensors run on their device and torch's current stream; CPU tensors run the same kernels in the host
-library. Importing this package loads neither torch nor a library.
+library. Under torch.compile the functions are operators, torch.ops.sdpa_cutlass. Importing this package
+loads neither torch nor a library, registers nothing and replaces nothing.
 """
 
 __version__ = "0.1.0"
@@ -30,6 +32,7 @@ from .errors import (
 from .explain import Explanation, explain
 from .problem import Causal, DType, Problem
 from .registry import Family, KernelInfo
+from .torch_sdpa import Usage, disable, enable, enabled
 
 __all__ = [
     "ArgumentError",
@@ -50,8 +53,12 @@ __all__ = [
     "SdpaError",
     "UnsupportedError",
     "UntrustedLibraryError",
+    "Usage",
     "__version__",
     "attention",
+    "disable",
+    "enable",
+    "enabled",
     "explain",
     "kernels",
     "scaled_dot_product_attention",

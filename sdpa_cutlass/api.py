@@ -164,9 +164,9 @@ def run(
     try:
         signature = (
             family, causal, scale, enable_gqa, kernel, return_lse,
-            query.shape, query.stride(), query.dtype, query.device,
-            key.shape, key.stride(), key.dtype, key.device,
-            value.shape, value.stride(), value.dtype, value.device,
+            type(query), query.shape, query.stride(), query.dtype, query.device,
+            type(key), key.shape, key.stride(), key.dtype, key.device,
+            type(value), value.shape, value.stride(), value.dtype, value.device,
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
         )  # fmt: skip
         plan = _plans.get(signature)
@@ -218,8 +218,9 @@ def _run_unplanned(
         from . import torch_ops
 
         return torch_ops.traced(*options, query, key, value, out)
-    query, key, value = checks.autocast_inputs(query, key, value)
-    operands = checks.canonical_operands(query, key, value, enable_gqa=options.enable_gqa)
+    operands = checks.canonical_operands(
+        *checks.autocast_inputs(query, key, value), enable_gqa=options.enable_gqa
+    )
     problem = checks.problem_of(operands, checks.causal_alignment(options.causal))
     scale = checks.softmax_scale(options.scale, problem.head_dim)
     out4 = None
@@ -268,13 +269,20 @@ def empty_lse(query: torch.Tensor) -> torch.Tensor:
 
 
 def _find_is_dynamo_compiling() -> bool:
-    """Stands in for torch's function until torch is there: this package does not import it."""
+    """Stands in for torch's function where torch was imported after this package, until the first eager call.
+
+    Not while tracing: compiled code depends on the global and would be compiled again.
+    """
     global _is_dynamo_compiling
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "compiler"):
+    if torch is None:
         return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
     _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-    return _is_dynamo_compiling()
+    return False
 
 
-_is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
+_is_dynamo_compiling: Callable[[], bool] = (
+    sys.modules["torch"].compiler.is_dynamo_compiling if "torch" in sys.modules else _find_is_dynamo_compiling
+)

@@ -95,9 +95,10 @@ def canonical_operands(
         return tensor if rank <= 4 else tensor.reshape(math.prod(batch_shape), *shape[-3:])
 
     shaped = [four_dimensional(*pair) for pair in zip(padded, (heads_q, heads_kv, heads_kv), strict=True)]
-    largest = max(max(tensor.shape) for tensor in shaped)
-    if largest > _INT32_MAX:
-        raise ArgumentError(f"a dimension of {largest} is longer than the largest allowed, {_INT32_MAX}")
+    for tensor in shaped:
+        for size in tensor.shape:  # not max(): comparing symbolic sizes with each other would specialise
+            if size > _INT32_MAX:
+                raise ArgumentError(f"a dimension of {size} is longer than the largest allowed, {_INT32_MAX}")
     return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank)
 
 
@@ -173,7 +174,7 @@ def check_out(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch
 
 
 def check_out_type(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """`out`, if it is a tensor of the result's shape, dtype and device. Looks at nothing that tracing hides."""
+    """`out`, if it is a tensor of the result's shape, dtype and device: all that tracing can see."""
     tensor = as_tensor("out", out, writable=True)
     if tuple(tensor.shape) != shape:
         raise ArgumentError(f"out has shape {tuple(tensor.shape)}; the result has {shape}")
@@ -208,20 +209,20 @@ def check_no_grad(tensors: dict[str, Any]) -> None:
 def autocast_inputs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Floating-point inputs in the dtype of an enabled torch.autocast, as F.scaled_dot_product_attention's.
+    """Floating-point inputs in the dtype of an enabled torch.autocast.
 
-    float64 stays, as in torch; so do inputs that share a dtype which kernels take: casting gains them nothing.
+    As in torch, float64 stays. Unlike in torch, so do inputs that share a dtype which kernels take.
     """
-    torch = sys.modules["torch"]
+    is_autocast_enabled = sys.modules["torch"].is_autocast_enabled
     device_type = query.device.type
     if (str(query.dtype) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
-        device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type)
+        device_type not in ("cpu", "cuda") or not is_autocast_enabled(device_type)
     ):
         return query, key, value
-    dtype = torch.get_autocast_dtype(device_type)
+    dtype = sys.modules["torch"].get_autocast_dtype(device_type)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+        eligible = tensor.is_floating_point() and str(tensor.dtype) != "torch.float64"
         return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
 
     return cast(query), cast(key), cast(value)

@@ -1,13 +1,14 @@
 """torch.ops.sdpa_cutlass: the kernels as torch operators, for torch.compile, torch.export and FakeTensor.
 
-    attention_forward(query, key, value, *, causal=None, scale=None, enable_gqa=True, kernel=None,
+    attention_forward(query, key, value, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
                       family="fmha_fwd", return_lse=False) -> (out, softmax_lse)
     attention_forward_out(query, key, value, out, *, ...the same...) -> softmax_lse
 
 Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is None, "top_left" or
-"bottom_right", `family` "fmha_fwd" or "unfused"; softmax_lse has no elements unless `return_lse`. Importing
-this module registers them, once; the package does so itself when a public function is traced. Eager calls of
-the public functions do not come through here: the dispatcher would cost more than the launch does.
+"bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
+elements unless `return_lse`. Importing this module registers the operators; the package does so itself when a
+public function is traced. Eager calls of the public functions do not come through here: the dispatcher costs
+more than the rest of the call.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from . import api, checks
 from .problem import Causal
 from .registry import Family
 
+# kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
 _OPTIONS = (
-    "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel=None, "
+    "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
     'str family="fmha_fwd", bool return_lse=False'
 )
 # The result is laid out as query is, so a compiler must hand over the strides that it traced.
@@ -48,11 +50,13 @@ def _forward(
     causal: str | None = None,
     scale: float | None = None,
     enable_gqa: bool = True,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     family: str = Family.FMHA_FWD.value,
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = api.run(Family(family), causal, scale, enable_gqa, kernel, return_lse, query, key, value, None)
+    out, lse = api.run(
+        Family(family), causal, scale, enable_gqa, kernel_name, return_lse, query, key, value, None
+    )
     return out, _no_lse(query) if lse is None else lse
 
 
@@ -65,11 +69,13 @@ def _forward_out(
     causal: str | None = None,
     scale: float | None = None,
     enable_gqa: bool = True,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     family: str = Family.FMHA_FWD.value,
     return_lse: bool = False,
 ) -> torch.Tensor:
-    _, lse = api.run(Family(family), causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+    _, lse = api.run(
+        Family(family), causal, scale, enable_gqa, kernel_name, return_lse, query, key, value, out
+    )
     return _no_lse(query) if lse is None else lse
 
 
@@ -81,7 +87,7 @@ def _fake_forward(
     causal: str | None = None,
     scale: float | None = None,
     enable_gqa: bool = True,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     family: str = Family.FMHA_FWD.value,
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +131,7 @@ for _name, _kernel, _fake in (
     _op = getattr(torch.ops.sdpa_cutlass, _name).default
     torch.library.register_fake(f"sdpa_cutlass::{_name}", _fake, lib=_library)
     for _device_type in ("CPU", "CUDA"):
-        _library.impl(_name, _kernel, _device_type)
+        _library.impl(_name, torch.compiler.disable(_kernel), _device_type)  # else a graph break traces it
         _library.impl(_name, _autocast(_device_type.lower(), _op), f"Autocast{_device_type}")
 
 
@@ -146,12 +152,11 @@ def traced(
     for name in tensors:
         if not isinstance(tensors[name], torch.Tensor):
             tensors[name] = torch.as_tensor(tensors[name])  # a NumPy array, which the compiler understands
-    checks.check_no_grad(tensors)
     options = {
         "causal": causal.value if isinstance(causal, Causal) else causal,
         "scale": None if scale is None else float(scale),
         "enable_gqa": enable_gqa,
-        "kernel": kernel,
+        "kernel_name": kernel,
         "family": family.value,
         "return_lse": return_lse,
     }

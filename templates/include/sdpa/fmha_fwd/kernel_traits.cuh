@@ -85,17 +85,15 @@ struct KernelTraits {
   using SmemCopyAtom = Copy_Atom<typename Arch::LdsmN, Element>;
   using SmemCopyAtomT = Copy_Atom<typename Arch::LdsmT, Element>;
 
-  // ---- global → shared: 16 bytes a thread, kThreadsPerRow neighbours along a row ----
+  // ---- global → shared: 16 bytes a thread of one group, kThreadsPerRow neighbours along a row ----
   static constexpr int kThreadsPerRow = kSmemCols / 8;
-  template <int kCopyThreads>
+  static constexpr int kRowsPerPass = kGroupThreads / kThreadsPerRow;
   using GmemTiledCopy = decltype(make_tiled_copy(
       Copy_Atom<typename Arch::CpAsync, Element>{},
-      Layout<Shape<Int<kCopyThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
+      Layout<Shape<Int<kRowsPerPass>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
       Layout<Shape<_1, _8>>{}));
-  static constexpr bool kAllLoadQ = kBlockM % (kThreads / kThreadsPerRow) == 0;
-  static constexpr int kLoadQThreads = kAllLoadQ ? kThreads : kGroupThreads;
-  static_assert(kBlockN % (kGroupThreads / kThreadsPerRow) == 0, "a pass of the K and V loads covers whole tiles");
-  static_assert(kBlockM % (kLoadQThreads / kThreadsPerRow) == 0, "a pass of the Q loads covers whole tiles");
+  static_assert(kBlockN % kRowsPerPass == 0, "a pass of the K and V loads covers whole tiles");
+  static_assert(kQDirect || kBlockM % kRowsPerPass == 0, "a pass of the Q loads covers whole tiles");
 };
 
 }  // namespace sdpa::fmha_fwd

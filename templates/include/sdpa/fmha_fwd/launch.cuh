@@ -38,6 +38,10 @@ Status can_implement(sdpa_params const &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 256", p.seqlen_q,
                        p.seqlen_k);
+  int64_t const ctas = (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
+  if (ctas > INT_MAX)
+    return make_status(SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
+                       p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
   int const extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
   int const extent_kv[3] = {p.batch, p.num_heads_kv, p.seqlen_k};
   Status status = check_tensor("q", p.q, p.q_stride, extent_q);

@@ -112,7 +112,7 @@ struct Mainloop {
     };
 
     // ---- global → shared ----
-    typename Traits::template GmemTiledCopy<Traits::kGroupThreads> gmem_copy;
+    typename Traits::GmemTiledCopy gmem_copy;
     auto const gmem_thr_copy = gmem_copy.get_slice(tid);
     Tensor tKgK = gmem_thr_copy.partition_S(gK);  // (8, CPY_N, CPY_K, blocks)
     Tensor tVgV = gmem_thr_copy.partition_S(gV);  // (8, CPY_N, CPY_K, blocks)
@@ -182,10 +182,10 @@ struct Mainloop {
     }
 
     // ---- one key block ----
-    bool first = true;                // kStages == 1: the prologue has filled the whole ring
-    int slot_k = 0;                   // of block n
-    int slot_v = kFirstSlotV;         // of block n
-    int free_slot = kStages - 1;      // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
+    bool first = true;            // kStages == 1: the prologue has filled the whole ring
+    int slot_k = 0;               // of block n
+    int slot_v = kFirstSlotV;     // of block n
+    int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
     auto const step = [&](auto needs_mask) {
       if constexpr (kStages == 1) {
         if (first) {
@@ -281,13 +281,12 @@ struct Mainloop {
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   template <class Gmem, class Smem>
   SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Gmem const &gQ, Smem &sQ) {
-    if (Traits::kLoadQThreads < Traits::kThreads && Arch::thread_idx() >= Traits::kLoadQThreads) return;
-    typename Traits::template GmemTiledCopy<Traits::kLoadQThreads> copy;
+    typename Traits::GmemTiledCopy copy;
     auto const thr_copy = copy.get_slice(Arch::thread_idx());
     Tensor tQsQ = thr_copy.partition_D(sQ);  // (8, CPY_M, CPY_K)
     Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     load_tile<true>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
-              params.seqlen_q - tile.m_block * kBlockM);
+                    params.seqlen_q - tile.m_block * kBlockM);
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
