@@ -283,6 +283,6 @@ def _find_is_dynamo_compiling() -> bool:
     return False
 
 
-_is_dynamo_compiling: Callable[[], bool] = (
-    sys.modules["torch"].compiler.is_dynamo_compiling if "torch" in sys.modules else _find_is_dynamo_compiling
-)
+_is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
+if sys.modules.get("torch"):  # found now, so that code compiled before the first eager call stays valid
+    _find_is_dynamo_compiling()

@@ -45,7 +45,11 @@ struct Epilogue {
     }
 
     // A warp's rows of sO lie where its own rows of Q lay; only with Q in registers does V lie there, read by all.
-    if constexpr (Traits::kQInRegs) Arch::syncthreads();
+    if constexpr (Traits::kQInRegs) {
+      Arch::syncthreads();  // every warp has read its last V
+    } else {
+      Arch::syncwarp();  // every lane has read its last Q
+    }
     Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem)), typename Traits::SmemLayoutQ{});
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {

@@ -1,0 +1,87 @@
+"""This library at torch's swap point for flash attention: offered, activated, restored; its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sdpa_cutlass
+from sdpa_cutlass import flash_impl
+from sdpa_cutlass.errors import UnsupportedError
+
+
+def half(*shape: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, torch.float16)
+
+
+swap_point = pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "register_flash_attention_impl"), reason="torch has no swap point"
+)
+
+
+@swap_point
+def test_the_swap_point_is_registered_not_activated() -> None:
+    with sdpa_cutlass.enabled(devices=["cpu"]):
+        assert flash_impl.NAME in torch.nn.attention.list_flash_attention_impls()
+        assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+@swap_point
+def test_the_swap_point_is_activated_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_registered() -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(
+            "aten::_scaled_dot_product_flash_attention", "CUDA"
+        )
+
+    monkeypatch.setattr(flash_impl, "cuda_head_dims", lambda: {torch.device("cuda", 0): frozenset({64})})
+    had_a_kernel = is_registered()  # torch's own, in a CUDA build
+    torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
+    try:
+        assert torch.nn.attention.current_flash_attention_impl() == flash_impl.NAME
+        assert is_registered()
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    assert torch.nn.attention.current_flash_attention_impl() is None
+    assert is_registered() == had_a_kernel
+    handle = flash_impl.activate()
+    assert is_registered()
+    handle.remove()
+    assert is_registered() == had_a_kernel
+
+
+class FakeOriginal:
+    """Stands in for torch's kernel."""
+
+    def call_boxed(self, *args: Any, **options: Any) -> tuple[Any, ...]:
+        return args, options
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
+    """On tensors of any device: results, their order and their layout as the aten operator's."""
+    q, k = half(2, 4, 9, 64, device=device), half(2, 4, 11, 64, device=device)
+    inputs = (tensor.float() for tensor in (q, k, k))
+    expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal, scale=0.3)
+    kernel = flash_impl.make_kernel({q.device: frozenset({64})}, FakeOriginal())
+    with sdpa_cutlass.enabled(devices=[device]) as usage:
+        results = kernel("keys", q, k, k, 0.0, is_causal, scale=0.3)
+        torch.testing.assert_close(results[0].float(), expected, atol=3e-3, rtol=3e-3)
+        fake = [tensor.to("meta") for tensor in (q, k, k)]
+        like = torch.ops.aten._scaled_dot_product_flash_attention(*fake, 0.0, is_causal, scale=0.3)
+        for got, wanted in zip(results, like, strict=True):
+            if isinstance(wanted, torch.Tensor):
+                assert (got.shape, got.stride(), got.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+            else:
+                assert got == wanted
+        assert usage.served == 1
+        left = kernel("keys", q, k, k, 0.1, is_causal, scale=0.3)
+        assert left == (("keys", q, k, k, 0.1, is_causal, False), {"scale": 0.3})
+        kernel("keys", q, k, k, 0.0, is_causal, True)
+        kernel("keys", q.clone().requires_grad_(), k, k)
+        kernel("keys", q, k[..., :32], k[..., :32])
+    assert usage.fallbacks == {"dropout_p": 1, "debug mask": 1, "requires grad": 1, "value's head_dim": 1}
+    with pytest.raises(UnsupportedError, match="dropout_p"):
+        flash_impl.make_kernel({q.device: frozenset({64})}, None)("keys", q, k, k, 0.1)
