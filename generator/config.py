@@ -6,7 +6,7 @@ threads, shared memory, registers, CTAs per SM, C++ text. No I/O, and no opinion
 
 Name grammar, `_g` only when kv_groups > 1 and `_qreg` only when q_in_regs:
 
-    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_dropout]
+    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_general][_dropout]
     <tile> = m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg]
 
 The C++ headers compute shared memory on their own; each generated unit asserts that both agree.
@@ -31,6 +31,14 @@ RING_TILES = 3
 
 # What a thread of a fused kernel holds beside its accumulators: addresses, row statistics, fragments.
 REGISTERS_BESIDE_ACCUMULATORS = 64
+
+# The masks and the dropout of a general kernel go by blocks of this many keys.
+GENERAL_BLOCK_N = 32
+
+# What a thread of a general kernel holds beside that. Without dropout it loads the mask a step ahead: so many
+# registers for each of its rows and each block of keys. With dropout it does not, but Philox needs its state.
+MASK_REGISTERS = 4
+DROPOUT_REGISTERS = 16
 
 # The inner dimension of one step of the unfused family's first GEMM.
 UNFUSED_BLOCK_K = 32
@@ -113,7 +121,8 @@ _TILE_PATTERN = re.compile(_TILE_GRAMMAR)
 _NAME_PATTERN = re.compile(
     rf"(?P<family>{'|'.join(f.value for f in Family)})_(?P<arch>{'|'.join(a.value for a in Arch)})"
     rf"_d(?P<head_dim>{_NUMBER})_(?P<tile>{_TILE_GRAMMAR})"
-    rf"_(?P<dtype>{'|'.join(d.value for d in DType)})(?P<causal>_causal)?(?P<dropout>_dropout)?"
+    rf"_(?P<dtype>{'|'.join(d.value for d in DType)})(?P<causal>_causal)?(?P<general>_general)?"
+    r"(?P<dropout>_dropout)?"
 )
 
 
@@ -197,7 +206,8 @@ class KernelConfig:
     dtype: DType
     head_dim: int
     tile: Tile
-    causal: bool
+    causal: bool  # known when compiled; a general kernel takes it at run time
+    general: bool = False  # takes masks, lengths per sequence and smaller head_dims at run time
     dropout: bool = False
 
     def __post_init__(self) -> None:
@@ -214,7 +224,7 @@ class KernelConfig:
     @property
     def flags(self) -> tuple[str, ...]:
         """The optional last words of the name."""
-        return ("causal",) * self.causal + ("dropout",) * self.dropout
+        return ("causal",) * self.causal + ("general",) * self.general + ("dropout",) * self.dropout
 
     @property
     def group(self) -> str:
@@ -269,7 +279,15 @@ class KernelConfig:
     def registers(self) -> int:
         """An estimate for one thread: accumulators, P in the input dtype and the rest. Not capped."""
         p = self.tile.mma_m * self.tile.block_n // 4 if self.family is Family.FMHA_FWD else 0
-        return self.accumulator_registers + p + REGISTERS_BESIDE_ACCUMULATORS
+        return self.accumulator_registers + p + self.variant_registers + REGISTERS_BESIDE_ACCUMULATORS
+
+    @property
+    def variant_registers(self) -> int:
+        """What of the estimate a general kernel needs for masks and dropout; 0 in the others."""
+        if self.dropout:
+            return DROPOUT_REGISTERS
+        rows = 2 * self.tile.mma_m
+        return rows * _ceil_div(self.tile.block_n, GENERAL_BLOCK_N) * MASK_REGISTERS if self.general else 0
 
     @property
     def ctas_per_sm_by(self) -> dict[str, int]:
@@ -304,12 +322,13 @@ def parse(name: str) -> KernelConfig:
             head_dim=int(match["head_dim"]),
             tile=_tile_of(match),
             causal=match["causal"] is not None,
+            general=match["general"] is not None,
             dropout=match["dropout"] is not None,
         )
         if config.name == name:
             return config
     raise InvalidNameError(
         f"{name!r} is not a kernel name; the grammar is <family>_<arch>_d<head_dim>_m<block_m>n<block_n>"
-        "_s<stages>_w<warps>[_g<kv_groups>][_qreg]_<dtype>[_causal][_dropout], "
+        "_s<stages>_w<warps>[_g<kv_groups>][_qreg]_<dtype>[_causal][_general][_dropout], "
         "for example fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal"
     )

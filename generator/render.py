@@ -111,6 +111,7 @@ def manifest_row(config: KernelConfig) -> dict[str, Any]:
         "kv_groups": tile.kv_groups,
         "q_in_regs": tile.q_in_regs,
         "is_causal": config.causal,
+        "is_general": config.general,
         "has_dropout": config.dropout,
         "smem_bytes": config.smem_bytes if one_kernel else None,
         "ctas_per_sm": config.ctas_per_sm if one_kernel else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from generator.config import COPY_ELEMENTS, MMA_M, RING_TILES, Family, KernelConfig
+from generator.config import COPY_ELEMENTS, GENERAL_BLOCK_N, MMA_M, RING_TILES, Family, KernelConfig
 
 ALL = frozenset(Family)
 FUSED = frozenset({Family.FMHA_FWD})
@@ -84,7 +84,18 @@ def _one_of(value: int, allowed: Iterable[int], what: str) -> str | None:
 
 
 def _dropout(c: KernelConfig) -> str | None:
-    return _require(not c.dropout, "the kernels with dropout are not written yet")
+    return _require(c.general or not c.dropout, "only the general kernels have dropout")
+
+
+def _general_causal(c: KernelConfig) -> str | None:
+    return _require(not (c.general and c.causal), "a general kernel takes causal at run time")
+
+
+def _general_block_n(c: KernelConfig) -> str | None:
+    return _require(
+        not c.general or c.tile.block_n % GENERAL_BLOCK_N == 0,
+        f"masks and dropout go by {GENERAL_BLOCK_N} keys, which do not divide block_n {c.tile.block_n}",
+    )
 
 
 def _head_dim(c: KernelConfig) -> str | None:
@@ -164,6 +175,10 @@ def _registers(c: KernelConfig) -> str | None:
     )
 
 
+def _unfused_variants(c: KernelConfig) -> str | None:
+    return _require(not c.general and not c.dropout, "the piped family has no masks and no dropout")
+
+
 def _unfused_warps(c: KernelConfig) -> str | None:
     return _one_of(c.tile.warps, UNFUSED_WARPS, "warps")
 
@@ -191,17 +206,20 @@ def _rule(name: str, families: frozenset[Family], statement: str, why_not: Predi
 
 
 RULES: tuple[Rule, ...] = (
-    _rule("dropout", ALL, "no dropout", _dropout),
+    _rule("dropout", FUSED, "dropout only in general kernels", _dropout),
+    _rule("general_causal", FUSED, "general and causal exclude each other", _general_causal),
     _rule("head_dim", ALL, "head_dim is a multiple of 16 up to 256, in a GEMM up to 128", _head_dim),
     _rule("warps", FUSED, f"1 to {MAX_WARPS} warps", _warps),
     _rule("kv_groups", FUSED, "1, 2, 4 or 8 KV groups", _kv_groups),
     _rule("kv_groups_divide_warps", FUSED, "KV groups have equally many warps", _kv_groups_divide_warps),
     _rule("block_m", FUSED, "block_m is a multiple of 16 rows for each warp of a KV group", _block_m),
     _rule("block_n", FUSED, "block_n is a multiple of 16", _block_n),
+    _rule("general_block_n", FUSED, "block_n of a general kernel is a multiple of 32", _general_block_n),
     _rule("stages", ALL, "1 to 4 stages in a fused kernel, 3 to 5 in a GEMM", _stages),
     _rule("kv_groups_stages", FUSED, "one stage with KV groups", _kv_groups_stages),
     _rule("q_in_regs", FUSED, "Q in registers only without KV groups", _q_in_regs),
     _rule("load", FUSED, "the K and V loads of a KV group cover whole tiles", _load),
+    _rule("unfused_variants", PIPED, "a GEMM is neither general nor has dropout", _unfused_variants),
     _rule("unfused_warps", PIPED, "4 or 8 warps in a GEMM", _unfused_warps),
     _rule("unfused_block", PIPED, "GEMM tiles come in steps of 64x64", _unfused_block),
     _rule("unfused_warp_tile", PIPED, "a GEMM's warp has at least 32x32 outputs", _unfused_warp_tile),

@@ -4,9 +4,9 @@ To add a head_dim or a tile, add one line (or one name) to a table below; every 
 A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg].
 `python -m generator --explain NAME` says whether a tile is legal, and what it costs.
 
-    smoke    a few kernels that touch every head_dim, dtype and causal: for a quick build
-    release  what ships: every tile of the tables, every dtype, causal and not
-    sweep    the products below, fp16, as far as the rules allow: for tuning
+    smoke    a few kernels that touch every head_dim, dtype and variant: for a quick build
+    release  what ships: every tile of the tables, in every dtype and in all the variants of its table
+    sweep    the products below, fp16, plain and causal, as far as the rules allow: for tuning
 
 A tile in a table must be legal. The illegal combinations of a product are dropped: see `Space.rejected`.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import product
 
@@ -30,21 +30,34 @@ def tiles(*names: str) -> tuple[Tile, ...]:
 
 ARCHS: tuple[Arch, ...] = (Arch.SM89,)
 DTYPES: tuple[DType, ...] = (DType.F16, DType.BF16)
-CAUSAL: tuple[bool, ...] = (False, True)
 
-# head_dim → tiles of the fused kernel; the first is the one in `smoke`.
+# head_dim → tiles of the plain fused kernels, causal and not; the first is the one in `smoke`.
 FMHA_FWD_TILES: dict[int, tuple[Tile, ...]] = {
     32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n128_s1_w4_g2"),
     64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2"),
     80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     128: tiles("m128n32_s2_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    256: tiles("m128n32_s1_w8", "m64n32_s1_w4"),
 }
 
-# Tiles of the unfused GEMMs, for every head_dim above; the last is the one in `smoke`.
+# head_dim → tiles of the general kernels, which take masks, lengths and smaller head_dims; each comes
+# with and without dropout. A tile that is listed above too shares its unit. `smoke` has one of these tiles:
+# the first of SMOKE_GENERAL_HEAD_DIM.
+FMHA_FWD_GENERAL_TILES: dict[int, tuple[Tile, ...]] = {
+    32: tiles("m128n64_s2_w4", "m64n64_s2_w4"),
+    64: tiles("m128n64_s2_w4_qreg", "m64n64_s1_w4", "m32n128_s1_w4_g2"),
+    80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    128: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    256: tiles("m64n32_s1_w4"),
+}
+SMOKE_GENERAL_HEAD_DIM = 64
+
+# Tiles of the unfused GEMMs, for every head_dim of FMHA_FWD_TILES up to 128; the last is the one in `smoke`.
 UNFUSED_TILES: tuple[Tile, ...] = tiles("m128n128_s3_w4", "m64n64_s4_w4")
 
-# The sweep, for every head_dim above. Warps and KV groups go with every block.
+# The sweep, for every head_dim of FMHA_FWD_TILES. Warps and KV groups go with every block.
 SWEEP_BLOCK_M = (32, 64, 96, 128)
 SWEEP_BLOCK_N = (32, 48, 64, 80, 96, 112, 128)
 SWEEP_STAGES = (1, 2, 3)
@@ -91,9 +104,27 @@ class Tables:
 
     fmha_fwd_tiles: Mapping[int, Sequence[Tile]]
     unfused_tiles: Sequence[Tile]
+    fmha_fwd_general_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
 
 
-TABLES = Tables(fmha_fwd_tiles=FMHA_FWD_TILES, unfused_tiles=UNFUSED_TILES)
+TABLES = Tables(
+    fmha_fwd_tiles=FMHA_FWD_TILES,
+    unfused_tiles=UNFUSED_TILES,
+    fmha_fwd_general_tiles=FMHA_FWD_GENERAL_TILES,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What the kernels of one tile and dtype differ in: fields of KernelConfig."""
+
+    causal: bool = False
+    general: bool = False
+    dropout: bool = False
+
+
+PLAIN = (Variant(), Variant(causal=True))
+GENERAL = (Variant(general=True), Variant(general=True, dropout=True))
 
 
 def build(name: str, tables: Tables = TABLES) -> Space:
@@ -102,12 +133,16 @@ def build(name: str, tables: Tables = TABLES) -> Space:
 
 
 def _smoke(tables: Tables) -> Space:
-    """Every head_dim once in each dtype, one of the two causal; one kernel with KV groups; the piped rows."""
+    """Every head_dim once in each dtype, one of the two causal; one kernel with KV groups; one general tile;
+    the piped rows.
+    """
     fused: list[KernelConfig] = []
     for i, (head_dim, head_dim_tiles) in enumerate(sorted(tables.fmha_fwd_tiles.items())):
         for j, dtype in enumerate(DTYPES):
-            causal = ((i + j) % 2 == 1,)
-            fused += _variants(Family.FMHA_FWD, head_dim, head_dim_tiles[:1], dtypes=(dtype,), causal=causal)
+            variants = (PLAIN[(i + j) % 2],)
+            fused += _kernels(
+                Family.FMHA_FWD, head_dim, head_dim_tiles[:1], dtypes=(dtype,), variants=variants
+            )
     grouped = (
         (head_dim, tile)
         for head_dim, head_dim_tiles in sorted(tables.fmha_fwd_tiles.items())
@@ -115,16 +150,20 @@ def _smoke(tables: Tables) -> Space:
         if tile.kv_groups > 1
     )
     for head_dim, tile in list(grouped)[:1]:
-        fused += _variants(Family.FMHA_FWD, head_dim, (tile,), dtypes=(DType.F16,), causal=(True,))
+        causal = (Variant(causal=True),)
+        fused += _kernels(Family.FMHA_FWD, head_dim, (tile,), dtypes=(DType.F16,), variants=causal)
+    general_tiles = tables.fmha_fwd_general_tiles.get(SMOKE_GENERAL_HEAD_DIM, ())
+    fused += _kernels(Family.FMHA_FWD, SMOKE_GENERAL_HEAD_DIM, general_tiles[:1], variants=GENERAL)
     return _listed("smoke", [*fused, *_unfused(tables, tables.unfused_tiles[-1:])])
 
 
 def _release(tables: Tables) -> Space:
-    fused = (
+    fused = [
         config
-        for head_dim, head_dim_tiles in tables.fmha_fwd_tiles.items()
-        for config in _variants(Family.FMHA_FWD, head_dim, head_dim_tiles)
-    )
+        for table, variants in ((tables.fmha_fwd_tiles, PLAIN), (tables.fmha_fwd_general_tiles, GENERAL))
+        for head_dim, head_dim_tiles in table.items()
+        for config in _kernels(Family.FMHA_FWD, head_dim, head_dim_tiles, variants=variants)
+    ]
     return _listed("release", [*fused, *_unfused(tables, tables.unfused_tiles)])
 
 
@@ -138,8 +177,8 @@ def _sweep(tables: Tables) -> Space:
     kernels: list[KernelConfig] = []
     rejected: list[Rejected] = []
     for head_dim, tile in product(tables.fmha_fwd_tiles, product_tiles):
-        variants = list(_variants(Family.FMHA_FWD, head_dim, (tile,), dtypes=SWEEP_DTYPES))
-        reason = refusal(variants[0])  # no rule looks at what the variants differ in
+        variants = list(_kernels(Family.FMHA_FWD, head_dim, (tile,), dtypes=SWEEP_DTYPES))
+        reason = refusal(variants[0])  # no rule looks at what plain and causal kernels differ in
         if reason is None:
             kernels += variants
         else:
@@ -155,16 +194,25 @@ def _sweep(tables: Tables) -> Space:
 SPACES: dict[str, Callable[[Tables], Space]] = {"smoke": _smoke, "release": _release, "sweep": _sweep}
 
 
-def _variants(
+def _kernels(
     family: Family,
     head_dim: int,
     head_dim_tiles: Iterable[Tile],
     *,
     dtypes: Iterable[DType] = DTYPES,
-    causal: Iterable[bool] = CAUSAL,
+    variants: Iterable[Variant] = PLAIN,
 ) -> Iterator[KernelConfig]:
-    for arch, tile, dtype, masked in product(ARCHS, head_dim_tiles, dtypes, causal):
-        yield KernelConfig(family=family, arch=arch, dtype=dtype, head_dim=head_dim, tile=tile, causal=masked)
+    for arch, tile, dtype, variant in product(ARCHS, head_dim_tiles, dtypes, variants):
+        yield KernelConfig(
+            family=family,
+            arch=arch,
+            dtype=dtype,
+            head_dim=head_dim,
+            tile=tile,
+            causal=variant.causal,
+            general=variant.general,
+            dropout=variant.dropout,
+        )
 
 
 def _unfused(
@@ -173,7 +221,7 @@ def _unfused(
     """Rows for every head_dim that the GEMMs cover; larger ones have no baseline."""
     for head_dim in tables.fmha_fwd_tiles:
         if head_dim <= MAX_HEAD_DIM[Family.UNFUSED]:
-            yield from _variants(Family.UNFUSED, head_dim, unfused_tiles, dtypes=tuple(dtypes))
+            yield from _kernels(Family.UNFUSED, head_dim, unfused_tiles, dtypes=tuple(dtypes))
 
 
 def _by_name(config: KernelConfig) -> str:

@@ -2,7 +2,9 @@
 
     scaled_dot_product_attention(query, key, value, ...)   torch's signature and meaning
     attention(query, key, value, *, causal=None, ...)      this library's own options
-    unfused_attention(query, key, value, *, ...)           the same through GEMM → softmax → GEMM
+    attention_varlen(query, key, value, cu_seqlens_q, ...) the same for packed sequences
+    dropout_mask(batch, num_heads_q, ...)                  what a seed and an offset drop, outside the kernels
+    unfused_attention(query, key, value, *, ...)           plain attention through GEMM → softmax → GEMM
     kernels()                                              every kernel of the library
     explain(query, key, value, ...)                        which kernel would run, and why
     enable(), disable(), enabled()                         serve torch's own F.scaled_dot_product_attention
@@ -15,6 +17,8 @@ loads neither torch nor a library, registers nothing and replaces nothing.
 __version__ = "0.1.0"
 
 from .api import attention, kernels, scaled_dot_product_attention, unfused_attention
+from .checks import Layout
+from .dropout import PhiloxState, dropout_mask
 from .errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -30,9 +34,10 @@ from .errors import (
     UntrustedLibraryError,
 )
 from .explain import Explanation, explain
-from .problem import Causal, DType, Problem
+from .problem import Causal, DType, MaskType, Problem
 from .registry import Family, KernelInfo
 from .torch_sdpa import Usage, disable, enable, enabled
+from .varlen import attention_varlen
 
 __all__ = [
     "ArgumentError",
@@ -45,10 +50,13 @@ __all__ = [
     "HostCheckError",
     "KernelInfo",
     "LaunchError",
+    "Layout",
     "LibraryError",
     "LibraryMismatchError",
     "LibraryNotFoundError",
+    "MaskType",
     "NoKernelError",
+    "PhiloxState",
     "Problem",
     "SdpaError",
     "UnsupportedError",
@@ -56,7 +64,9 @@ __all__ = [
     "Usage",
     "__version__",
     "attention",
+    "attention_varlen",
     "disable",
+    "dropout_mask",
     "enable",
     "enabled",
     "explain",

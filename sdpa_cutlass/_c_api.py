@@ -28,7 +28,7 @@ from .errors import (
     UnsupportedError,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 
@@ -53,12 +53,10 @@ class Params(ctypes.Structure):
         ("seqlen_q", c_int32),
         ("seqlen_k", c_int32),
         ("head_dim", c_int32),
+        ("head_dim_v", c_int32),
         ("is_causal", c_int32),
         ("causal_offset", c_int32),
         ("softmax_scale", c_float),
-        ("p_dropout", c_float),
-        ("philox_seed", c_uint64),
-        ("philox_offset", c_uint64),
         ("q", c_void_p),
         ("k", c_void_p),
         ("v", c_void_p),
@@ -71,6 +69,20 @@ class Params(ctypes.Structure):
         ("v_stride", c_int64 * 3),
         ("out_stride", c_int64 * 3),
         ("lse_stride", c_int64 * 2),
+        ("mask", c_void_p),
+        ("mask_stride", c_int64 * 4),
+        ("mask_type", c_int32),
+        ("p_dropout", c_float),
+        ("philox_seed", c_uint64),
+        ("philox_offset", c_uint64),
+        ("philox_state", c_void_p),
+        ("seqlens_q", c_void_p),
+        ("seqlens_k", c_void_p),
+        ("cu_seqlens_q", c_void_p),
+        ("cu_seqlens_k", c_void_p),
+        ("total_q", c_int32),
+        ("total_k", c_int32),
+        ("causal_bottom_right", c_int32),
     ]
 
 
@@ -91,6 +103,7 @@ class RawKernelInfo(ctypes.Structure):
         ("kv_groups", c_int32),
         ("q_in_regs", c_int32),
         ("is_causal", c_int32),
+        ("is_general", c_int32),
         ("has_dropout", c_int32),
         ("smem_bytes", c_int32),
         ("ctas_per_sm", c_int32),
@@ -156,10 +169,12 @@ class Occupancy:
 class Library:
     """A loaded library that passed the handshake. Methods raise the package's errors; all are thread-safe."""
 
-    def __init__(self, path: Path, functions: dict[str, Any], build: BuildInfo) -> None:
+    def __init__(self, path: Path, functions: dict[str, Any], untyped_launch: Any, build: BuildInfo) -> None:
         self.path = path
         self.build = build
-        self.launch_function = functions["sdpa_launch"]  # for the launch path, which checks the status itself
+        self.launch_function = functions["sdpa_launch"]  # for callers that check the status themselves
+        self.untyped_launch = untyped_launch
+        """`launch_function` without argtypes, whose conversions take 0.5 µs: give it ctypes values only."""
         self._functions = functions
 
     def last_error(self) -> str:
@@ -242,7 +257,9 @@ def load(path: Path, target: Target) -> Library:
         function.restype = result
         function.argtypes = arguments
         functions[name] = function
-    return Library(path, functions, _handshake(path, target, functions))
+    untyped_launch = handle["sdpa_launch"]
+    untyped_launch.restype = c_int
+    return Library(path, functions, untyped_launch, _handshake(path, target, functions))
 
 
 def _handshake(path: Path, target: Target, functions: dict[str, Any]) -> BuildInfo:

@@ -1,9 +1,11 @@
 """Argument checks and canonical form: tensors as torch accepts them → 4-D tensors as the kernels take them.
 
-Canonical: q [B, Hq, Sq, D], k and v [B, Hkv, Sk, D], one device, f16 or bf16, last stride 1, addresses and
-the other strides multiples of 16 bytes. Ranks from 2 up and broadcast leading dimensions become views; what
-cannot be a view (a misaligned address or stride, a strided last dimension) becomes a copy. Every error
-names argument, value and what is allowed. Nothing here knows about kernels or libraries.
+Canonical: q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], one device, f16 or bf16; and, once they
+are loadable, last stride 1, head dimensions, addresses and the other strides multiples of 16 bytes. Ranks
+from 2 up, broadcast leading dimensions and [B, S, H, D] become views; what cannot be a view (a misaligned
+address or stride, a strided last dimension, a head_dim that is no multiple of 8) becomes a copy. Every error
+names argument, value and what is allowed. Nothing here knows about kernels or libraries; results are in
+results.py, masks and lengths in extras.py.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import numbers
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from .arrays import as_tensor
@@ -21,28 +24,65 @@ from .problem import Causal, DType, Problem
 if TYPE_CHECKING:
     import torch
 
+    from .extras import Extras
+
 _DTYPES = {"torch.float16": DType.F16, "torch.bfloat16": DType.BF16}
 _ALIGNMENT = 16  # bytes that one load moves
+_ELEMENTS = _ALIGNMENT // 2
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
+class Layout(str, Enum):
+    """The order of dimensions of query, key, value and out: [B, H, S, D] or [B, S, H, D]."""
+
+    BHSD = "bhsd"
+    BSHD = "bshd"
+
+    __hash__ = str.__hash__
+
+    @property
+    def heads_dim(self) -> int:
+        """The dimension that counts heads."""
+        return -3 if self is Layout.BHSD else -2
+
+    @property
+    def seqlen_dim(self) -> int:
+        """The dimension that counts rows."""
+        return -2 if self is Layout.BHSD else -3
+
+    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` [..., H, S, D] in this order, or one in this order as [..., H, S, D]."""
+        return tensor if self is Layout.BHSD else tensor.transpose(-3, -2)
+
+
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """q, k and v as 4-D tensors; `rank` and `batch_shape` say how the caller wrote what is [B] here."""
+    """q, k and v as [B, H, S, D]; the other fields say how the caller wrote them."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     batch_shape: tuple[int, ...]
     rank: int
+    layout: Layout = Layout.BHSD
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.value.shape[3]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the result as the caller sees it."""
-        return (*self.batch_shape, *self.query.shape[1:])[-self.rank :]
+        _, heads, rows, _ = self.query.shape
+        sizes = (heads, rows) if self.layout is Layout.BHSD else (rows, heads)
+        return (*self.batch_shape, *sizes, self.head_dim_v)[-self.rank :]
 
-    def restore(self, tensor: torch.Tensor) -> torch.Tensor:
+    def restore(self, out: torch.Tensor) -> torch.Tensor:
+        """A result [B, Hq, Sq, Dv] as the caller sees it."""
+        return self.restore_lse(self.layout.swapped(out))
+
+    def restore_lse(self, tensor: torch.Tensor) -> torch.Tensor:
         """A result [B, Hq, ...] with the caller's dimensions in place of B, and of Hq below rank 3."""
         if self.rank == 4:
             return tensor
@@ -53,9 +93,9 @@ class Operands:
     def canonical_out(self, out: torch.Tensor) -> torch.Tensor:
         """The caller's output as a 4-D view. Raises ArgumentError when its strides allow none."""
         if self.rank <= 4:
-            return _at_least_rank(out, 4)
+            return self.layout.swapped(_at_least_rank(out, 4))
         try:
-            return out.view(self.query.shape)
+            return self.layout.swapped(out.view(math.prod(self.batch_shape), *out.shape[-3:]))
         except RuntimeError as error:
             raise ArgumentError(
                 f"out has strides {out.stride()}; its batch dimensions must merge into one"
@@ -63,7 +103,13 @@ class Operands:
 
 
 def canonical_operands(
-    query: object, key: object, value: object, *, enable_gqa: bool, allow_meta: bool = False
+    query: object,
+    key: object,
+    value: object,
+    *,
+    enable_gqa: bool,
+    allow_meta: bool = False,
+    layout: Layout = Layout.BHSD,
 ) -> Operands:
     """Checks q, k and v and gives them four dimensions, as views wherever strides allow it.
 
@@ -72,21 +118,19 @@ def canonical_operands(
     tensors = {
         "query": as_tensor("query", query), "key": as_tensor("key", key), "value": as_tensor("value", value)
     }  # fmt: skip
-    _check_types(tensors, ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda"))
+    _check_types(tensors, ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda"), layout)
     q, k, v = tensors.values()
-    head_dim = q.shape[-1]
+    head_dim, rows = q.shape[-1], layout.seqlen_dim
     if k.shape[-1] != head_dim:
         raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
-    if k.shape[-2] != v.shape[-2]:
-        raise ArgumentError(f"value has seqlen {v.shape[-2]} (dimension -2); key has {k.shape[-2]}")
-    if v.shape[-1] != head_dim:
-        raise UnsupportedError(
-            f"value has head_dim {v.shape[-1]}; this version has kernels only for query's, {head_dim}"
-        )
+    if k.shape[rows] != v.shape[rows]:
+        raise ArgumentError(f"value has seqlen {v.shape[rows]} (dimension {rows}); key has {k.shape[rows]}")
     rank = max(q.dim(), k.dim(), v.dim())
-    padded = [_at_least_rank(tensor, max(rank, 4)) for tensor in (q, k, v)]
+    padded = [layout.swapped(_at_least_rank(tensor, max(rank, 4))) for tensor in (q, k, v)]
     batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
-    heads_q, heads_kv = _broadcast_heads(*(tensor.shape[-3] for tensor in padded), enable_gqa=enable_gqa)
+    heads_q, heads_kv = _broadcast_heads(
+        *(tensor.shape[-3] for tensor in padded), enable_gqa=enable_gqa, dim=layout.heads_dim
+    )
 
     def four_dimensional(tensor: torch.Tensor, heads: int) -> torch.Tensor:
         shape = (*batch_shape, heads, *tensor.shape[-2:])
@@ -99,13 +143,13 @@ def canonical_operands(
         for size in tensor.shape:  # not max(): comparing symbolic sizes with each other would specialise
             if size > _INT32_MAX:
                 raise ArgumentError(f"a dimension of {size} is longer than the largest allowed, {_INT32_MAX}")
-    return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank)
+    return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank, layout)
 
 
-def problem_of(operands: Operands, causal: Causal | None) -> Problem:
-    """Sizes, dtype and mask of canonical operands."""
+def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None = None) -> Problem:
+    """Sizes, dtype and mask of canonical operands, whose head dimensions count as they are once loadable."""
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
-    _, num_heads_kv, seqlen_k, _ = operands.key.shape
+    _, num_heads_kv, seqlen_k, head_dim_v = operands.value.shape
     return Problem(
         dtype=_DTYPES[str(operands.query.dtype)],
         batch=batch,
@@ -113,17 +157,32 @@ def problem_of(operands: Operands, causal: Causal | None) -> Problem:
         num_heads_kv=num_heads_kv,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
-        head_dim=head_dim,
+        head_dim=_padded(head_dim),
         causal=causal,
+        head_dim_v=_padded(head_dim_v),
+        mask=extras.mask_type if extras else None,
+        has_dropout=extras is not None and extras.p_dropout > 0,
+        has_lengths=extras is not None and extras.has_lengths,
     )
 
 
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself when kernels can load it 16 bytes at a time, else a contiguous copy."""
-    if _misalignment(tensor) is None:
+def is_loadable(tensor: torch.Tensor) -> bool:
+    """True when kernels can load `tensor` as it is, 16 bytes at a time."""
+    return tensor.shape[-1] == _padded(tensor.shape[-1]) and misalignment(tensor) is None
+
+
+def loadable(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself when it is loadable, else a contiguous copy.
+
+    In the copy, a head_dim that is no multiple of 8 is filled up with zeros to the next one.
+    """
+    if is_loadable(tensor):
         return tensor
-    copy = sys.modules["torch"].empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+    head_dim = tensor.shape[-1]
+    copy = tensor.new_empty((*tensor.shape[:-1], _padded(head_dim)))
+    copy[..., :head_dim] = tensor
+    copy[..., head_dim:] = 0
+    return copy
 
 
 def kernel_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -148,6 +207,16 @@ def causal_alignment(causal: object) -> Causal | None:
         raise ArgumentError(f"causal={causal!r}; allowed is {allowed}") from None
 
 
+def tensor_layout(layout: object) -> Layout:
+    """`layout` as the enum. Raises ArgumentError."""
+    try:
+        return Layout(layout)
+    except ValueError:
+        raise ArgumentError(
+            f"layout={layout!r}; allowed are 'bhsd' ([..., heads, seqlen, head_dim]) and 'bshd'"
+        ) from None
+
+
 def softmax_scale(scale: object, head_dim: int) -> float:
     """`scale`, or 1/sqrt(head_dim) for None. Any finite float32 value is allowed, 0 and negative ones too."""
     if scale is None:
@@ -158,42 +227,6 @@ def softmax_scale(scale: object, head_dim: int) -> float:
     if not abs(value) <= _FLOAT32_MAX:
         raise ArgumentError(f"scale={scale!r}; allowed is any finite float32 value")
     return value
-
-
-def check_out(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """`out`, if kernels may write it: the result's shape, query's dtype and device, aligned rows."""
-    tensor = check_out_type(out, query, shape)
-    problem = _misalignment(tensor)
-    if problem:
-        raise ArgumentError(f"out {problem}")
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise ArgumentError(
-            f"out has strides {tensor.stride()}: rows of an expanded tensor share their memory"
-        )
-    return tensor
-
-
-def check_out_type(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """`out`, if it is a tensor of the result's shape, dtype and device: all that tracing can see."""
-    tensor = as_tensor("out", out, writable=True)
-    if tuple(tensor.shape) != shape:
-        raise ArgumentError(f"out has shape {tuple(tensor.shape)}; the result has {shape}")
-    if tensor.dtype != query.dtype:
-        raise ArgumentTypeError(f"out has dtype {tensor.dtype}; query has {query.dtype}")
-    if tensor.device != query.device:
-        raise ArgumentTypeError(f"out is on {tensor.device}; query is on {query.device}")
-    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise UnsupportedError("out requires grad: writing into it cannot be recorded")
-    return tensor
-
-
-def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
-    """Raises ArgumentError when `out` may share memory with an input, which other CTAs are still reading."""
-    start, end = _byte_range(out)
-    for name, tensor in inputs.items():
-        other_start, other_end = _byte_range(tensor)
-        if start < other_end and other_start < end:
-            raise ArgumentError(f"out overlaps {name} in memory; it must have memory of its own")
 
 
 def check_no_grad(tensors: dict[str, Any]) -> None:
@@ -240,12 +273,30 @@ def is_virtual(tensor: torch.Tensor) -> bool:
     return False
 
 
+def misalignment(tensor: torch.Tensor) -> str | None:
+    """Why a kernel cannot access `tensor` 16 bytes at a time, or None."""
+    strides, shape = tensor.stride(), tensor.shape
+    if strides[-1] != 1 and shape[-1] > 1:
+        return f"has last stride {strides[-1]}; allowed is 1"
+    for dim in range(len(shape) - 1):
+        if shape[dim] > 1 and strides[dim] % _ELEMENTS:
+            return f"has strides {strides}; all but the last must be multiples of {_ELEMENTS} elements"
+    if tensor.data_ptr() % _ALIGNMENT:
+        return f"starts at address {tensor.data_ptr():#x}; it must be a multiple of {_ALIGNMENT}"
+    return None
+
+
+def _padded(head_dim: int) -> int:
+    """The next multiple of 8 from 8 on."""
+    return max(-(-head_dim // _ELEMENTS) * _ELEMENTS, _ELEMENTS)
+
+
 def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """`tensor` itself, or a view with leading dimensions of size 1."""
     return tensor if tensor.dim() >= rank else tensor[(None,) * (rank - tensor.dim())]
 
 
-def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...]) -> None:
+def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], layout: Layout) -> None:
     q = tensors["query"]
     for name, tensor in tensors.items():
         if str(tensor.layout) != "torch.strided":
@@ -262,11 +313,13 @@ def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...]) -> 
             raise ArgumentTypeError(
                 f"{name} has dtype {tensor.dtype}; query has {q.dtype}: all must be the same"
             )
-        if tensor.dim() < 2:
-            raise ArgumentError(
-                f"{name} has shape {tuple(tensor.shape)}; allowed are [..., heads, seqlen, head_dim], "
-                "[batch, seqlen, head_dim] and [seqlen, head_dim]"
+        if tensor.dim() < (2 if layout is Layout.BHSD else 3):
+            allowed = (
+                "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
+                if layout is Layout.BHSD
+                else "[..., seqlen, heads, head_dim] with layout='bshd'"
             )
+            raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed are {allowed}")
     check_no_grad(tensors)
 
 
@@ -285,10 +338,14 @@ def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, .
     return tuple(batch)
 
 
-def _broadcast_heads(heads_q: int, heads_k: int, heads_v: int, *, enable_gqa: bool) -> tuple[int, int]:
+def _broadcast_heads(
+    heads_q: int, heads_k: int, heads_v: int, *, enable_gqa: bool, dim: int
+) -> tuple[int, int]:
     """(num_heads_q, num_heads_kv) after broadcasting, as torch does it."""
     if heads_k != heads_v and 1 not in (heads_k, heads_v):
-        raise ArgumentError(f"key has {heads_k} heads (dimension -3), value has {heads_v}: they must agree")
+        raise ArgumentError(
+            f"key has {heads_k} heads (dimension {dim}), value has {heads_v}: they must agree"
+        )
     heads_kv = heads_k if heads_v == 1 else heads_v
     if heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0):
         return heads_q, heads_kv
@@ -298,28 +355,5 @@ def _broadcast_heads(heads_q: int, heads_k: int, heads_v: int, *, enable_gqa: bo
         f"a divisor of {heads_q}" if enable_gqa else f"{heads_q}, or a divisor of it with enable_gqa=True"
     )
     raise ArgumentError(
-        f"key and value have {heads_kv} heads (dimension -3), query has {heads_q}; allowed is {allowed}"
+        f"key and value have {heads_kv} heads (dimension {dim}), query has {heads_q}; allowed is {allowed}"
     )
-
-
-def _misalignment(tensor: torch.Tensor) -> str | None:
-    """Why a kernel cannot access `tensor` 16 bytes at a time, or None."""
-    strides, shape = tensor.stride(), tensor.shape
-    if strides[-1] != 1 and shape[-1] > 1:
-        return f"has last stride {strides[-1]}; allowed is 1"
-    size = tensor.element_size()
-    for dim in range(len(shape) - 1):
-        if shape[dim] > 1 and strides[dim] * size % _ALIGNMENT:
-            return (
-                f"has strides {strides}; all but the last must be multiples of {_ALIGNMENT // size} elements"
-            )
-    if tensor.data_ptr() % _ALIGNMENT:
-        return f"starts at address {tensor.data_ptr():#x}; it must be a multiple of {_ALIGNMENT}"
-    return None
-
-
-def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    if tensor.numel() == 0:
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

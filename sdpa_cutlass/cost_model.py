@@ -9,10 +9,13 @@ units of an SM:
              (128 B a clock): this is why taller warp tiles win on large problems
     l2       the K and V blocks themselves (64 B a clock)
 The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
-latency, so a round cannot be shorter than one warp's own chain. The constants were fitted to measurements
-on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 32x32 to 128x64 with 1 to 4 groups: 5.0 to
-10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs); tests/library/test_select.py lists them and holds the
-model within 13 %. What counts is the ranking: other cards enter only through their rates.
+latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their plain
+twins, and masks and dropout add instructions to every score; kernels compute on their own head_dim, however
+much of it is used. Lengths are unknown here: sequences count as full. The constants were fitted to
+measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 32x32 to 128x64 with 1 to 4 groups:
+5.0 to 10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs); tests/library/test_select.py lists them and holds
+the model within 13 %. Those of general kernels are estimates. What counts is the ranking: other cards enter
+only through their rates.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .device import DeviceInfo
-from .problem import Problem
+from .problem import MaskType, Problem
 from .registry import Family, KernelInfo
 
 _CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
@@ -41,6 +44,9 @@ _L2_BYTES_PER_CLOCK = 64
 _SMEM_PER_SM = 102400  # sm_89; every CTA takes _SMEM_PER_CTA more than it asks for
 _SMEM_PER_CTA = 1024
 _LOGIT_BYTES = 4  # read once and written once, in 16 bits
+_GENERAL_SLOWDOWN = 1.04
+_DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
 _MAX_SAMPLES = 64  # rows of CTAs looked at to average a causal mask
 
 
@@ -90,11 +96,17 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     kv_bytes = 4 * kernel.block_n * kernel.head_dim
     q_bytes = 2 * kernel.block_m * kernel.head_dim
     q_reads = 0 if kernel.q_in_regs else kernel.kv_groups * q_bytes
+    alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
+    if problem.mask is not None:
+        alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
+        mask_bytes = scores * problem.mask.itemsize
+    if problem.has_dropout:
+        alu_per_score += _DROPOUT_ALU_PER_SCORE
     work = _Work(
         mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
-        softmax=scores * (1 / _EX2_PER_CLOCK + _ALU_PER_SCORE / _ALU_PER_CLOCK),
+        softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
         smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
-        l2=kernel.kv_groups * kv_bytes / _L2_BYTES_PER_CLOCK,
+        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / _L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
     merge = 0.0
@@ -112,7 +124,8 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     longest = ends + max(rounds) * work.cycles(1) + merge
     computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n
     useful = _visible_scores(problem) / max(computed, 1)
-    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + max(cycles, longest), device)
+    cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
+    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device)
 
 
 def _unfused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checks
-from .api import library_for
+from . import checks, planning
+from .checks import Layout
 from .device import DeviceInfo
 from .errors import ArgumentError
-from .plan import make_params
+from .plan import library_for, make_params
+from .planning import Inputs, Options
 from .problem import Causal, Problem
 from .registry import Family
 from .select import Candidate, Choice, candidates, choose, mismatches
@@ -62,8 +63,13 @@ def explain(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
+    attn_mask: torch.Tensor | None = None,
     causal: Causal | str | None = None,
     scale: float | None = None,
+    p_dropout: float = 0.0,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    layout: Layout | str = "bhsd",
     enable_gqa: bool = True,
     kernel: str | None = None,
     family: Family = Family.FMHA_FWD,
@@ -73,13 +79,15 @@ def explain(
     Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
     compute.
     """
-    operands = checks.canonical_operands(query, key, value, enable_gqa=enable_gqa)
-    problem = checks.problem_of(operands, checks.causal_alignment(causal))
+    options = Options(family, causal, scale, enable_gqa, kernel, False, p_dropout, layout)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k)
+    operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
     native, device = library_for(operands.query)
-    q, k, v = (checks.aligned(tensor) for tensor in (operands.query, operands.key, operands.value))
-    params = make_params(problem, checks.softmax_scale(scale, problem.head_dim), q, k, v, q, None)
+    q, k, v = (checks.loadable(tensor) for tensor in (operands.query, operands.key, operands.value))
+    out = v if problem.head_dim_v != problem.head_dim else q
+    params = make_params(problem, softmax_scale, q, k, v, out, None, given)
     choice = choose(native, problem, family, device, params, name=kernel)
     found = candidates(native, problem, family, device, params)
     return Explanation(problem, device, native.path, choice, tuple(found))

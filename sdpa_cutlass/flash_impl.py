@@ -7,7 +7,8 @@
 Importing registers the name and activates nothing. Once activated, the CUDA kernel of
 aten::_scaled_dot_product_flash_attention is ours: it serves whatever torch gives to its flash backend, from
 C++ callers and early-bound references to F.scaled_dot_product_attention too. Calls that this library cannot
-serve go to the kernel that was there before. Backward stays torch's own: it needs only `out` and
+serve go to the kernel that was there before, and so does dropout, whose random numbers torch's backward would
+have to draw again. Backward stays torch's own: it needs only `out` and
 softmax_lse, which have torch's meaning here.
 """
 
@@ -20,7 +21,7 @@ import torch.nn.attention
 
 from . import api
 from .errors import LaunchError, SdpaError, UnsupportedError
-from .torch_sdpa import count_fallback, count_served, cuda_head_dims, refusal
+from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims, refusal
 
 NAME = "sdpa_cutlass"
 _OP = "_scaled_dot_product_flash_attention"
@@ -53,7 +54,7 @@ def activate() -> _Handle:
     return _Handle(library)
 
 
-def make_kernel(served: dict[Any, frozenset[int]], original: Any) -> Any:
+def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
     """The kernel of the aten operator for the devices in `served`; `original` takes the other calls."""
 
     def kernel(
@@ -67,7 +68,9 @@ def make_kernel(served: dict[Any, frozenset[int]], original: Any) -> Any:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = "debug mask" if return_debug_mask else refusal(served, query, key, value, None, dropout_p)
+        reason = "debug mask" if return_debug_mask else "dropout_p" if dropout_p else None
+        if reason is None:
+            reason = refusal(served, query, key, value, None, dropout_p, is_causal)
         detail: object = None
         if reason is None:
             try:

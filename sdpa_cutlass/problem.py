@@ -1,6 +1,7 @@
-"""One attention problem: sizes, dtype and mask, without tensors, strides or pointers.
+"""One attention problem: sizes, dtype and what is asked for besides, without tensors, strides or pointers.
 
-    O = softmax(Q Kᵀ · scale + mask) V      Q [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]   O [B, Hq, Sq, D]
+    O = dropout(softmax(Q Kᵀ · scale + mask)) V
+    Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
 
 This file holds the only definitions of the causal offset, the FLOP count and the bytes moved; checking
 arguments and choosing kernels happen elsewhere.
@@ -24,6 +25,20 @@ class DType(Enum):
         return 2
 
 
+class MaskType(Enum):
+    """Element type of a dense mask: boolean (True = attend), or what is added to the scaled scores."""
+
+    BOOL = "bool"
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return {MaskType.BOOL: 1, MaskType.F32: 4}.get(self, 2)
+
+
 class Causal(str, Enum):
     """Where the diagonal of a causal mask starts.
 
@@ -37,9 +52,16 @@ class Causal(str, Enum):
     __hash__ = str.__hash__  # a member and its value are equal, so they must hash alike
 
 
+_AS_HEAD_DIM = -1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a kernel has to compute. Hashable: the key of every cached choice."""
+    """What a kernel has to compute. Hashable: the key of every cached choice.
+
+    `head_dim_v` is head_dim unless given. With `has_lengths`, sequences are padded to seqlen_q and seqlen_k,
+    or packed and at most that long; their own lengths are known to the device only.
+    """
 
     dtype: DType
     batch: int
@@ -49,6 +71,19 @@ class Problem:
     seqlen_k: int
     head_dim: int
     causal: Causal | None = None
+    head_dim_v: int = _AS_HEAD_DIM
+    mask: MaskType | None = None
+    has_dropout: bool = False
+    has_lengths: bool = False
+
+    def __post_init__(self) -> None:
+        if self.head_dim_v == _AS_HEAD_DIM:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+
+    @property
+    def is_plain(self) -> bool:
+        """True when nothing but the head dimension decides whether a plain kernel can run it."""
+        return self.mask is None and not self.has_dropout and not self.has_lengths
 
     @property
     def is_causal(self) -> bool:
@@ -62,15 +97,16 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """4·B·Hq·Sq·Sk·D, halved for causal: the convention of published figures."""
-        full = 4 * self.batch * self.num_heads_q * self.seqlen_q * self.seqlen_k * self.head_dim
+        """2·B·Hq·Sq·Sk·(D + Dv), halved for causal: the convention of published figures."""
+        scores = self.batch * self.num_heads_q * self.seqlen_q * self.seqlen_k
+        full = 2 * scores * (self.head_dim + self.head_dim_v)
         return full // 2 if self.is_causal else full
 
     @property
     def bytes(self) -> int:
-        """Bytes of q, k, v and out, each counted once: the least that has to cross DRAM."""
-        rows = 2 * self.num_heads_q * self.seqlen_q + 2 * self.num_heads_kv * self.seqlen_k
-        return self.batch * rows * self.head_dim * self.dtype.itemsize
+        """Bytes of q, k, v and out, each counted once: the least that has to cross DRAM, but for a mask."""
+        rows = self.num_heads_q * self.seqlen_q + self.num_heads_kv * self.seqlen_k
+        return self.batch * rows * (self.head_dim + self.head_dim_v) * self.dtype.itemsize
 
     @property
     def is_empty(self) -> bool:
@@ -81,8 +117,19 @@ class Problem:
         heads = str(self.num_heads_q)
         if self.num_heads_kv != self.num_heads_q:
             heads += f"/{self.num_heads_kv}"
-        causal = f" causal={self.causal.value}" if self.causal else ""
-        return (
+        head_dim = str(self.head_dim)
+        if self.head_dim_v != self.head_dim:
+            head_dim += f"/{self.head_dim_v}"
+        text = (
             f"batch={self.batch} heads={heads} seqlen_q={self.seqlen_q} seqlen_k={self.seqlen_k} "
-            f"head_dim={self.head_dim} {self.dtype.value}{causal}"
+            f"head_dim={head_dim} {self.dtype.value}"
         )
+        if self.causal:
+            text += f" causal={self.causal.value}"
+        if self.mask:
+            text += f" mask={self.mask.value}"
+        if self.has_dropout:
+            text += " dropout"
+        if self.has_lengths:
+            text += " lengths"
+        return text

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .errors import LibraryMismatchError
-from .problem import DType
+from .problem import DType, MaskType
 
 if TYPE_CHECKING:
     from ._c_api import Library
@@ -25,7 +25,11 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelInfo:
-    """One row of the registry. ``index`` is its place in the library that it was read from."""
+    """One row of the registry. ``index`` is its place in the library that it was read from.
+
+    A plain row has its own head_dim and `is_causal` and nothing else; a row with `is_general` takes causal or
+    not, masks, lengths per sequence, and any head dimensions up to its own.
+    """
 
     index: int
     name: str
@@ -40,6 +44,7 @@ class KernelInfo:
     kv_groups: int
     q_in_regs: bool
     is_causal: bool
+    is_general: bool
     has_dropout: bool
     smem_bytes: int
     ctas_per_sm: int
@@ -51,11 +56,17 @@ class KernelInfo:
 
 
 _DTYPES = (DType.F16, DType.BF16)  # in the order of enum sdpa_dtype
+_MASK_TYPES = (None, MaskType.BOOL, MaskType.F16, MaskType.BF16, MaskType.F32)  # and of enum sdpa_mask_type
 
 
 def dtype_code(dtype: DType) -> int:
     """The C ABI's sdpa_dtype."""
     return _DTYPES.index(dtype)
+
+
+def mask_code(mask: MaskType | None) -> int:
+    """The C ABI's sdpa_mask_type."""
+    return _MASK_TYPES.index(mask)
 
 
 @functools.cache
@@ -79,6 +90,7 @@ def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
                 kv_groups=raw.kv_groups,
                 q_in_regs=bool(raw.q_in_regs),
                 is_causal=bool(raw.is_causal),
+                is_general=bool(raw.is_general),
                 has_dropout=bool(raw.has_dropout),
                 smem_bytes=raw.smem_bytes,
                 ctas_per_sm=raw.ctas_per_sm,

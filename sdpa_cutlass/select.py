@@ -1,7 +1,9 @@
 """Problem → kernel: which are legal, then a measured row for this GPU, then the cost model.
 
 `SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to the kernels whose names match. It is read once, at
-the first choice of the process, and leaves a family alone when only names of the other one match. Rankings
+the first choice of the process, and leaves a family alone when only names of the other one match. General
+kernels come behind the plain ones that can run a problem: they are slower, and are only needed by problems
+with a mask, dropout, lengths or a head_dim of their own. Rankings
 are cached for each problem and device; whether the library accepts the strides at hand is asked anew for
 every signature.
 """
@@ -46,14 +48,23 @@ class Candidate:
 def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
     """What the registry row alone says against running `problem`; empty when nothing does."""
     found = []
-    if kernel.head_dim != problem.head_dim:
+    if not kernel.is_general and kernel.head_dim != problem.head_dim:
         found.append(f"head_dim is {kernel.head_dim}, not {problem.head_dim}")
+    if kernel.head_dim < max(problem.head_dim, problem.head_dim_v) and kernel.is_general:
+        found.append(f"head_dim is at most {kernel.head_dim}")
     if kernel.dtype is not problem.dtype:
         found.append(f"dtype is {kernel.dtype.value}, not {problem.dtype.value}")
-    if kernel.is_causal != problem.is_causal:
-        found.append("is causal" if kernel.is_causal else "is not causal")
-    if kernel.has_dropout:
-        found.append("applies dropout")
+    if not kernel.is_general:
+        if kernel.is_causal != problem.is_causal:
+            found.append("is causal" if kernel.is_causal else "is not causal")
+        if problem.head_dim_v != problem.head_dim:
+            found.append("value's head_dim is query's")
+        if problem.mask is not None:
+            found.append("takes no mask")
+        if problem.has_lengths:
+            found.append("takes no lengths")
+    if kernel.has_dropout != problem.has_dropout:
+        found.append("applies dropout" if kernel.has_dropout else "applies no dropout")
     return found
 
 
@@ -69,7 +80,10 @@ _MAX_RANKINGS = 4096
 def ranking(
     library: Library, problem: Problem, family: Family, device: DeviceInfo
 ) -> tuple[tuple[KernelInfo, Estimate], ...]:
-    """The kernels whose rows fit `problem`, the cheapest by the cost model first. May be empty."""
+    """The kernels whose rows fit `problem`, the cheapest by the cost model first, plain ones before general.
+
+    May be empty.
+    """
     key = (library, problem, family, device)
     found = _rankings.get(key)
     if found is None:
@@ -78,7 +92,7 @@ def ranking(
             for kernel in read_kernels(library)
             if kernel.family is family and not mismatches(kernel, problem)
         ]
-        found = tuple(sorted(legal, key=lambda pair: (pair[1].cycles, pair[0].name)))
+        found = tuple(sorted(legal, key=lambda pair: (pair[0].is_general, pair[1].cycles, pair[0].name)))
         if len(_rankings) >= _MAX_RANKINGS:
             _rankings.clear()
         _rankings[key] = found
@@ -122,7 +136,7 @@ def choose(
 def candidates(
     library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
 ) -> list[Candidate]:
-    """Every kernel of `family`: the legal ones, cheapest first, then the refused ones, nearest first."""
+    """Every kernel of `family`: the legal ones in the order of `ranking`, then the others, nearest first."""
     estimates = {kernel.index: cost for kernel, cost in ranking(library, problem, family, device)}
     found = [
         Candidate(kernel, refusal(library, kernel, problem, params), estimates.get(kernel.index))
@@ -130,9 +144,11 @@ def candidates(
         if kernel.family is family
     ]
 
-    def order(candidate: Candidate) -> tuple[bool, float, int]:
-        cycles = candidate.estimate.cycles if candidate.estimate else 0.0
-        return candidate.refusal is not None, cycles, _distance(candidate.kernel, problem)
+    def order(candidate: Candidate) -> tuple[bool, bool, float, int]:
+        kernel = candidate.kernel
+        if candidate.refusal is not None or candidate.estimate is None:
+            return True, False, 0.0, _distance(kernel, problem)
+        return False, kernel.is_general, candidate.estimate.cycles, 0
 
     return sorted(found, key=order)
 
@@ -179,8 +195,11 @@ def _close_names(name: str, kernels: Iterable[KernelInfo]) -> str:
 def _nearest(library: Library, pool: list[KernelInfo], problem: Problem, params: Params) -> str:
     if not pool:
         return "The library has no kernel of this family."
-    head_dims = sorted({kernel.head_dim for kernel in pool})
-    lines = [f"Its kernels serve head_dim {', '.join(map(str, head_dims))} in f16 and bf16. Nearest:"]
+    served = ", ".join(str(size) for size in sorted({row.head_dim for row in pool if not row.is_general}))
+    general = [row.head_dim for row in pool if row.is_general]
+    if general:
+        served += f"{', and' if served else ''} up to {max(general)} with general kernels"
+    lines = [f"Its kernels serve head_dim {served}. Nearest:"]
     for kernel in sorted(pool, key=lambda kernel: _distance(kernel, problem))[:_NEAREST]:
         lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, params)}")
     return "\n".join(lines)

@@ -1,14 +1,17 @@
 """torch.ops.sdpa_cutlass: the kernels as torch operators, for torch.compile, torch.export and FakeTensor.
 
-    attention_forward(query, key, value, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
-                      family="fmha_fwd", return_lse=False) -> (out, softmax_lse)
-    attention_forward_out(query, key, value, out, *, ...the same...) -> softmax_lse
+    attention_forward(query, key, value, attn_mask=None, seqlens_q=None, seqlens_k=None, philox=None, *,
+                      causal=None, scale=None, enable_gqa=True, kernel_name=None, family="fmha_fwd",
+                      return_lse=False, p_dropout=0.0, layout="bhsd") -> (out, softmax_lse)
+    attention_forward_out(query, key, value, out, attn_mask=None, ...the same...) -> softmax_lse
+    attention_varlen_forward and attention_varlen_forward_out: see varlen_ops.py
 
 Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is None, "top_left" or
 "bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
-elements unless `return_lse`. Importing this module registers the operators; the package does so itself when a
-public function is traced. Eager calls of the public functions do not come through here: the dispatcher costs
-more than the rest of the call.
+elements unless `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A
+traced call of `attention` draws it with torch.randint in front of the operator. Importing this module
+registers the operators; the package does so itself when a public function is traced. Eager calls of the
+public functions do not come through here: the dispatcher costs more than the rest of the call.
 """
 
 from __future__ import annotations
@@ -17,35 +20,21 @@ from typing import Any
 
 import torch
 
-from . import api, checks
+from . import calls, checks, planning, results, rng, varlen_ops  # noqa: F401  varlen_ops registers its own
+from .operators import as_traced, check_has_philox, no_lse, register, traced_philox
+from .planning import Inputs, Options, Result
 from .problem import Causal
 from .registry import Family
 
 # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
+_TENSORS = "Tensor? attn_mask=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, Tensor? philox=None"
 _OPTIONS = (
     "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
-    'str family="fmha_fwd", bool return_lse=False'
-)
-# The result is laid out as query is, so a compiler must hand over the strides that it traced.
-_TAGS = (
-    torch.Tag.pt2_compliant_tag,
-    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
-)
-
-_library = torch.library.Library("sdpa_cutlass", "DEF")
-_library.define(
-    f"attention_forward(Tensor query, Tensor key, Tensor value, {_OPTIONS}) -> (Tensor, Tensor)", tags=_TAGS
-)
-_library.define(
-    f"attention_forward_out(Tensor query, Tensor key, Tensor value, Tensor(a!) out, {_OPTIONS}) -> Tensor",
-    tags=_TAGS,
+    'str family="fmha_fwd", bool return_lse=False, float p_dropout=0.0, str layout="bhsd"'
 )
 
 
-def _forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+def _options(
     *,
     causal: str | None = None,
     scale: float | None = None,
@@ -53,11 +42,24 @@ def _forward(
     kernel_name: str | None = None,
     family: str = Family.FMHA_FWD.value,
     return_lse: bool = False,
+    p_dropout: float = 0.0,
+    layout: str = "bhsd",
+) -> Options:
+    return Options(Family(family), causal, scale, enable_gqa, kernel_name, return_lse, p_dropout, layout)
+
+
+def _forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    philox: torch.Tensor | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = api.run(
-        Family(family), causal, scale, enable_gqa, kernel_name, return_lse, query, key, value, None
-    )
-    return out, _no_lse(query) if lse is None else lse
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox)
+    return _run(_options(**options), inputs)
 
 
 def _forward_out(
@@ -65,104 +67,86 @@ def _forward_out(
     key: torch.Tensor,
     value: torch.Tensor,
     out: torch.Tensor,
-    *,
-    causal: str | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = True,
-    kernel_name: str | None = None,
-    family: str = Family.FMHA_FWD.value,
-    return_lse: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    philox: torch.Tensor | None = None,
+    **options: Any,
 ) -> torch.Tensor:
-    _, lse = api.run(
-        Family(family), causal, scale, enable_gqa, kernel_name, return_lse, query, key, value, out
-    )
-    return _no_lse(query) if lse is None else lse
+    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+    return _run(_options(**options), inputs)[1]
+
+
+def _run(options: Options, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    check_has_philox(options.p_dropout, inputs.philox)
+    out, lse, _ = calls.run_general(*options, *inputs)
+    return out, no_lse(inputs.query) if lse is None else lse
 
 
 def _fake_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *,
-    causal: str | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = True,
-    kernel_name: str | None = None,
-    family: str = Family.FMHA_FWD.value,
-    return_lse: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    philox: torch.Tensor | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes, strides and dtypes of `_forward`, and every error that does not need data or a library."""
-    operands = checks.canonical_operands(query, key, value, enable_gqa=enable_gqa, allow_meta=True)
-    checks.causal_alignment(causal)
-    if scale is not None:
-        checks.softmax_scale(scale, 1)
-    Family(family)
-    lse = operands.restore(api.empty_lse(operands.query)) if return_lse else _no_lse(query)
-    return operands.restore(api.empty_out(operands.query)), lse
+    asked = _options(**options)
+    check_has_philox(asked.p_dropout, philox)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox)
+    operands = planning.bind(asked, inputs, allow_meta=True).operands
+    if philox is not None:
+        rng.checked(philox, query)
+    lse = operands.restore_lse(results.empty_lse(operands)) if asked.return_lse else no_lse(query)
+    return operands.restore(results.empty_out(operands)), lse
 
 
 def _fake_forward_out(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, **options: Any
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, *rest: Any, **options: Any
 ) -> torch.Tensor:
-    result, lse = _fake_forward(query, key, value, **options)
-    checks.check_out_type(out, query, tuple(result.shape))
+    result, lse = _fake_forward(query, key, value, *rest, **options)
+    results.check_out_type(out, query, tuple(result.shape))
     return lse
 
 
-def _autocast(device_type: str, op: Any) -> Any:
-    """A kernel that casts as `checks.autocast_inputs` says, then calls `op` with autocast off."""
-
-    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *out: Any, **options: Any) -> Any:
-        query, key, value = checks.autocast_inputs(query, key, value)
-        with torch.autocast(device_type, enabled=False):
-            return op(query, key, value, *out, **options)
-
-    return kernel
-
-
-def _no_lse(query: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.float32, device=query.device)
-
-
-for _name, _kernel, _fake in (
-    ("attention_forward", _forward, _fake_forward),
-    ("attention_forward_out", _forward_out, _fake_forward_out),
-):
-    _op = getattr(torch.ops.sdpa_cutlass, _name).default
-    torch.library.register_fake(f"sdpa_cutlass::{_name}", _fake, lib=_library)
-    for _device_type in ("CPU", "CUDA"):
-        _library.impl(_name, torch.compiler.disable(_kernel), _device_type)  # else a graph break traces it
-        _library.impl(_name, _autocast(_device_type.lower(), _op), f"Autocast{_device_type}")
+register(
+    "attention_forward",
+    f"(Tensor query, Tensor key, Tensor value, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)",
+    _forward,
+    _fake_forward,
+    3,
+)
+register(
+    "attention_forward_out",
+    f"(Tensor query, Tensor key, Tensor value, Tensor(a!) out, {_TENSORS}, {_OPTIONS}) -> Tensor",
+    _forward_out,
+    _fake_forward_out,
+    4,
+)
 
 
-def traced(
-    family: Family,
-    causal: Causal | str | None,
-    scale: float | None,
-    enable_gqa: bool,
-    kernel: str | None,
-    return_lse: bool,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`api.run` as a call of the operator: what torch.compile traces instead. Returns (out, lse or None)."""
-    tensors = {"query": query, "key": key, "value": value}
-    for name in tensors:
-        if not isinstance(tensors[name], torch.Tensor):
-            tensors[name] = torch.as_tensor(tensors[name])  # a NumPy array, which the compiler understands
-    options = {
-        "causal": causal.value if isinstance(causal, Causal) else causal,
-        "scale": None if scale is None else float(scale),
-        "enable_gqa": enable_gqa,
-        "kernel_name": kernel,
-        "family": family.value,
-        "return_lse": return_lse,
+def traced(options: Options, inputs: Inputs) -> Result:
+    """`calls.run_general` as a call of the operator: what torch.compile traces instead."""
+    tensors = [as_traced(value) for value in inputs[:7]]
+    query, key, value, out, attn_mask, seqlens_q, seqlens_k = tensors
+    philox = traced_philox(options.p_dropout, inputs.philox, query)
+    arguments = {
+        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
+        "scale": None if options.scale is None else float(options.scale),
+        "enable_gqa": options.enable_gqa,
+        "kernel_name": options.kernel,
+        "family": options.family.value,
+        "return_lse": options.return_lse,
+        "p_dropout": float(options.p_dropout),
+        "layout": checks.tensor_layout(options.layout).value,
     }
+    rest = (attn_mask, seqlens_q, seqlens_k, philox)
     ops = torch.ops.sdpa_cutlass
     if out is None:
-        out, lse = ops.attention_forward(*tensors.values(), **options)
+        out, lse = ops.attention_forward(query, key, value, *rest, **arguments)
     else:
-        lse = ops.attention_forward_out(*tensors.values(), out, **options)
-    return out, lse if return_lse else None
+        lse = ops.attention_forward_out(query, key, value, out, *rest, **arguments)
+    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if philox is None else philox)

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import api, checks
 from ._c_api import library
@@ -46,11 +46,13 @@ class Usage:
 def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Usage:
     """Serves F.scaled_dot_product_attention from this library, in the whole process, until `disable`.
 
-    What the library cannot serve goes to torch as before: attn_mask, dropout, inputs that require grad,
-    dtypes and head dimensions without a kernel, other devices, tensor subclasses, vmap, tracing by
-    torch.jit.trace or make_fx. Each such call is logged with its reason to the logger "sdpa_cutlass" at
-    debug level; `log_fallbacks` logs each reason once more, as a warning. torch.compile traces the choice
-    into its graph; torch.autocast means what it means for torch.
+    What the library cannot serve goes to torch as before: inputs that require grad; a head_dim above the
+    largest kernel's; dtypes but float16 and bfloat16; other devices; tensor subclasses, vmap and tracing by
+    torch.jit.trace or make_fx. So do calls that torch refuses, such as attn_mask together with is_causal:
+    the error is torch's. Each such call is logged with its reason to the logger "sdpa_cutlass" at debug
+    level; `log_fallbacks` logs each reason once more, as a warning. torch.compile traces the choice into its
+    graph; torch.autocast means what it means for torch. Dropout is as likely as torch's and, under the same
+    seed, another: its random numbers are this library's own (see dropout.py).
 
     devices: "cuda", "cpu" or both. By default CUDA, and CPU tensors only where there is no GPU that the
     library can use: the host library is for tests and is slow.
@@ -97,10 +99,21 @@ def enabled(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fal
             _state.update()
 
 
+class HeadDims(NamedTuple):
+    """Which head dimensions a library has fused kernels for."""
+
+    plain: frozenset[int]
+    """Those of calls without mask and dropout."""
+    general: int
+    """The largest with a mask, or where a kernel of a larger head_dim steps in; 0 when there is none."""
+    dropout: int
+    """The largest with dropout; 0 when there is none."""
+
+
 class _Patch:
     """One replacement of torch's function. `active` ends it where others keep a reference to it."""
 
-    def __init__(self, original: Callable[..., torch.Tensor], served: dict[Any, frozenset[int]]) -> None:
+    def __init__(self, original: Callable[..., torch.Tensor], served: dict[Any, HeadDims]) -> None:
         self.original = original
         self.served = served
         self.active = True
@@ -116,7 +129,7 @@ class _State:
         self.watchers: tuple[Usage, ...] = ()
         self.patch: _Patch | None = None
 
-    def update(self, served: dict[Any, frozenset[int]] | None = None) -> None:
+    def update(self, served: dict[Any, HeadDims] | None = None) -> None:
         """Puts the replacement in place or takes it away, as `explicit` and `contexts` ask."""
         import torch.nn.functional as F
 
@@ -159,7 +172,10 @@ def count_fallback(reason: str, detail: object = None) -> None:
 
 def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
     import torch
+    from torch.nn.attention.bias import CausalBias
+    from torch.overrides import handle_torch_function
 
+    functional = torch.nn.functional
     is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
     def scaled_dot_product_attention(
@@ -173,21 +189,17 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """torch.nn.functional.scaled_dot_product_attention, replaced by sdpa_cutlass.enable()."""
+        is_bias = isinstance(attn_mask, CausalBias)
+        mask = None if is_bias else attn_mask
         if patch.active:
-            reason = refusal(patch.served, query, key, value, attn_mask, dropout_p)
+            reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
             tracing = is_dynamo_compiling()
             detail: object = None
             if reason is None and tracing:
-                q, k, v = _autocast(query, key, value)
-                return api.scaled_dot_product_attention(
-                    q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-                )
+                return _serve(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if reason is None:
                 try:
-                    q, k, v = _autocast(query, key, value)
-                    out = api.scaled_dot_product_attention(
-                        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-                    )
+                    out = _serve(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
                 except LaunchError:
                     raise  # a failure of a kernel, not a refusal
                 except SdpaError as error:
@@ -195,69 +207,113 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
                 else:
                     count_served()
                     return out
-            if not tracing:
+            if not tracing and not is_bias:  # what torch makes of a bias comes here again
                 count_fallback(reason, detail)
-        options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}  # torch 2.4 does not know it
-        return patch.original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+        options: dict[str, Any] = {"scale": scale}
+        if enable_gqa:
+            options["enable_gqa"] = True  # torch 2.4 does not know it
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+        if is_bias:  # it looks for the function that stands in functional, which the original is not
+            return handle_torch_function(
+                functional.scaled_dot_product_attention, (attn_mask,), *arguments, **options
+            )
+        return patch.original(*arguments, **options)
 
     return scaled_dot_product_attention
 
 
 def refusal(
-    served: dict[Any, frozenset[int]],
+    served: dict[Any, HeadDims],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
+    is_causal: bool,
 ) -> str | None:
     """Why torch has to serve this call, or None. torch.compile traces it; it reads no data."""
     import torch
 
-    if attn_mask is not None:
-        return "attn_mask"
-    if dropout_p != 0:
-        return "dropout_p"
-    tensors = (query, key, value)
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not torch.compiler.is_dynamo_compiling():
         for tensor in tensors:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or checks.is_virtual(tensor):
                 return "tensor subclass or vmap"
         if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
             return "dispatch mode or tracing"
-    head_dims = served.get(query.device)
+    device = query.device
+    head_dims = served.get(device)
     if head_dims is None:
-        return f"device {query.device}"
-    if query.dim() < 2 or query.shape[-1] not in head_dims:
+        return f"device {device}"
+    if (
+        query.dim() < 2
+        or value.dim() < 2
+        or not _has_kernel(
+            head_dims, query.shape[-1], value.shape[-1], has_mask=attn_mask is not None, dropout_p=dropout_p
+        )
+    ):
         return "head_dim"
-    if value.shape[-1] != query.shape[-1]:
-        return "value's head_dim"
     dtype = query.dtype
-    if torch.is_autocast_enabled(query.device.type) and dtype.is_floating_point and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(query.device.type)
+    autocast = torch.is_autocast_enabled(device.type)
+    if autocast:
+        dtype = _autocast_dtype(device.type, dtype)
     if dtype not in (torch.float16, torch.bfloat16):
         return f"dtype {dtype}"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return "requires grad"
+    if attn_mask is not None:
+        if is_causal:
+            return "attn_mask with is_causal"
+        mask_dtype = _autocast_dtype(device.type, attn_mask.dtype) if autocast else attn_mask.dtype
+        if mask_dtype not in (torch.bool, torch.float32, dtype):
+            return f"attn_mask's dtype {mask_dtype}"
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return "requires grad"
     return None
 
 
-def _autocast(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The inputs as torch.autocast hands them to F.scaled_dot_product_attention."""
+def _has_kernel(
+    head_dims: HeadDims, head_dim: int, head_dim_v: int, *, has_mask: bool, dropout_p: float
+) -> bool:
+    """Whether some fused kernel takes these head dimensions, padded where need be."""
+    if not has_mask and dropout_p == 0 and head_dim == head_dim_v and head_dim in head_dims.plain:
+        return True
+    largest = head_dims.general if dropout_p == 0 else head_dims.dropout
+    return 0 < head_dim <= largest and 0 < head_dim_v <= largest
+
+
+def _serve(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """This library's result, of inputs as torch.autocast hands them to F.scaled_dot_product_attention."""
     import torch
 
-    if not torch.is_autocast_enabled(query.device.type):
-        return query, key, value
-    dtype = torch.get_autocast_dtype(query.device.type)
-    q, k, v = (
-        tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in (query, key, value)
+    device_type = query.device.type
+    if torch.is_autocast_enabled(device_type):
+        query, key, value = (
+            tensor.to(_autocast_dtype(device_type, tensor.dtype)) for tensor in (query, key, value)
+        )
+    return api.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return q, k, v
 
 
-def _served_head_dims(devices: Collection[str] | None) -> dict[Any, frozenset[int]]:
+def _autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """What torch.autocast makes of a tensor of `dtype`."""
+    import torch
+
+    eligible = dtype.is_floating_point and dtype != torch.float64
+    return torch.get_autocast_dtype(device_type) if eligible else dtype
+
+
+def _served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
     """torch.device → head dimensions with a kernel, for every usable device among `devices`."""
     import torch
 
@@ -280,7 +336,7 @@ def _served_head_dims(devices: Collection[str] | None) -> dict[Any, frozenset[in
         return served
 
 
-def cuda_head_dims() -> dict[Any, frozenset[int]]:
+def cuda_head_dims() -> dict[Any, HeadDims]:
     """As `_served_head_dims`, of the GPUs that the library can use. Raises when there is none."""
     import torch
 
@@ -302,6 +358,11 @@ def cuda_head_dims() -> dict[Any, frozenset[int]]:
     return served
 
 
-def _head_dims(target: Target) -> frozenset[int]:
-    rows = read_kernels(library(target))
-    return frozenset(row.head_dim for row in rows if row.family is Family.FMHA_FWD)
+def _head_dims(target: Target) -> HeadDims:
+    rows = [row for row in read_kernels(library(target)) if row.family is Family.FMHA_FWD]
+    general = [row for row in rows if row.is_general]
+    return HeadDims(
+        plain=frozenset(row.head_dim for row in rows if not row.is_general),
+        general=max((row.head_dim for row in general if not row.has_dropout), default=0),
+        dropout=max((row.head_dim for row in general if row.has_dropout), default=0),
+    )

@@ -67,7 +67,9 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         "that runs here and the naive chain; checks ours against a float32 reference. On a CPU the kernels "
         "run on an emulated GPU: the results are real, the times are not."
     )
-    suites = f"comma-separated, of {', '.join(SUITE_NAMES)}; default: on a GPU all but host, else host,real"
+    suites = (
+        f"comma-separated, of {', '.join(SUITE_NAMES)}; default: mission,small,long,real, on a CPU host,real"
+    )
     what = parser.add_argument_group("what")
     what.add_argument("--suite", type=_names(SUITE_NAMES), metavar="NAMES", help=suites)
     what.add_argument(
@@ -89,9 +91,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--providers",
         type=_names(PROVIDERS),
-        default=PROVIDERS,
         metavar="NAMES",
-        help=f"comma-separated, of {', '.join(PROVIDERS)}; default: all",
+        help=f"comma-separated, of {', '.join(PROVIDERS)}; default: all, for masks only the fast ones",
     )
     how = parser.add_argument_group("how")
     how.add_argument(

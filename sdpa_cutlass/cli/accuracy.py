@@ -1,10 +1,11 @@
 """How wrong an output is: the float32-or-better reference, the errors against it and their bounds.
 
-    ref = softmax(Q Kᵀ / sqrt(D)) V [pairs, Sq, D],  lse = log Σ exp(Q Kᵀ / sqrt(D)) [pairs, Sq]
+    S = Q Kᵀ / sqrt(D) + mask,  lse = log Σ exp(S) [pairs, Sq],  ref = dropout(exp(S - lse)) V [pairs, Sq, D]
 
 The reference is computed in blocks of (batch, head) pairs and query rows, so that its scores never fill the
 memory. Problems with more scores than FULL_CHECK_SCORES are checked on some pairs only, drawn with the
-run's seed.
+run's seed; problems with dropout on the first ones, so that fewer random numbers have to be made again. Only
+our own dropout can be checked: the others' masks are their own.
 
 The bounds, all of which must hold, are
   whole tensor     max|out - ref| <= 2 max|chain - ref| + 1e-5, chain = naive_attention in the input type
@@ -18,14 +19,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sdpa_cutlass.cli.conditions import Conditions
 from sdpa_cutlass.cli.inputs import QKV
 
 if TYPE_CHECKING:
     import torch
 
 FULL_CHECK_SCORES = 2**33
+DROPOUT_CHECK_SCORES = 2**27
 FLOAT64_SCORES = 2**29
 BLOCK_SCORES = {"cuda": 2**28, "cpu": 2**22}
 LSE_BOUND = 1e-4
@@ -50,12 +53,16 @@ class Reference:
     lse: torch.Tensor  # [P, Sq]
     allowed: torch.Tensor  # [P, Sq, D], largest error of each element of the output
     chain_error: float
+    conditions: Conditions
 
     def check(self, out: torch.Tensor, lse: torch.Tensor | None, *, every_element: bool = True) -> Errors:
-        """Errors of `out` [B, H, Sq, D] and `lse` [B, H, Sq] (None: not checked).
+        """Errors of `out` [B, H, Sq, D] and `lse` [B, H, Sq] (None: not checked), or of packed ones.
 
         `every_element` says whether the second bound applies.
         """
+        if self.conditions.is_packed:
+            out = self.conditions.unpack(out)
+            lse = None if lse is None else self.conditions.unpack(lse.T)
         chosen = out.flatten(0, 1)[self.pairs]
         error = (chosen.to(self.out.dtype) - self.out).abs()
         max_err_out = float(error.max())
@@ -84,8 +91,19 @@ def half_ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.exp2(exponent.to(value.dtype) - (mantissa + 1))
 
 
-def naive_attention(qkv: QKV, *, causal: bool) -> torch.Tensor:
-    """matmul, mask built and applied, softmax, matmul, all in the inputs' own type. [B, Hq, Sq, D]."""
+def naive_attention(
+    qkv: QKV,
+    *,
+    causal: bool,
+    mask: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+    p_dropout: float = 0.0,
+) -> torch.Tensor:
+    """matmul, mask built and applied, softmax, dropout, matmul, in the inputs' own type. [B, Hq, Sq, D].
+
+    `mask` (boolean or a bias) and `kept`, the weights that dropout keeps, broadcast to [B, Hq, Sq, Sk];
+    without `kept`, torch draws them.
+    """
     import torch
 
     q, k, v = qkv
@@ -95,39 +113,71 @@ def naive_attention(qkv: QKV, *, causal: bool) -> torch.Tensor:
     if causal:
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~keep, -math.inf)
-    return torch.matmul(torch.softmax(scores, dim=-1), v)
+    if mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.to(q.dtype)
+    weights = torch.softmax(scores, dim=-1)
+    if kept is not None:
+        weights = weights * kept / (1 - p_dropout)
+    elif p_dropout:
+        weights = torch.nn.functional.dropout(weights, p_dropout)
+    return torch.matmul(weights, v)
 
 
-def make_reference(qkv: QKV, *, causal: bool, seed: int) -> Reference:
-    """The reference of one problem (causal: top_left alignment), on the tensors' own device."""
+def make_reference(
+    qkv: QKV,
+    *,
+    causal: bool,
+    seed: int,
+    conditions: Conditions | None = None,
+    max_scores: int | None = None,
+) -> Reference:
+    """The reference of one problem (causal: top_left alignment), on the tensors' own device.
+
+    q, k and v are padded ones, [B, H, S, D], also where the problem is packed. As many pairs are checked as
+    have `max_scores` (by default FULL_CHECK_SCORES) scores.
+    """
     import torch
 
     q, k, _ = qkv
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    pairs = _choose_pairs(q.shape[0] * q.shape[1], seqlen_q * seqlen_k, seed).to(q.device)
+    conditions = conditions or Conditions(shape=(*q.shape[:3], seqlen_k))
+    limit = FULL_CHECK_SCORES if max_scores is None else max_scores
+    if conditions.p_dropout:
+        limit = min(limit, DROPOUT_CHECK_SCORES)
+    num_pairs = q.shape[0] * q.shape[1]
+    count = max(1, min(num_pairs, limit // (seqlen_q * seqlen_k)))
+    pairs = torch.arange(count) if conditions.p_dropout else _choose_pairs(num_pairs, count, seed)
+    pairs = pairs.to(q.device)
     dtype = torch.float64 if pairs.numel() * seqlen_q * seqlen_k <= FLOAT64_SCORES else torch.float32
     outs, lses, allowed, chain_errors = [], [], [], []
     block = BLOCK_SCORES[q.device.type]
     for some in pairs.split(max(1, block // (seqlen_q * seqlen_k))):
         chunk = _select(qkv, some)
         exact = QKV(*(tensor.to(dtype) for tensor in chunk))
+        options: dict[str, Any] = {"causal": causal, **conditions.masks_of(some)}
         rows = max(1, block // (seqlen_k * some.numel()))
-        out, lse = _exact_attention(exact, causal=causal, rows=rows)
+        out, lse = _exact_attention(exact, rows=rows, **options)
         allowed.append(1e-3 * out.abs().clamp(min=1.0) + half_ulp(out, q.dtype))
         if q.dtype is torch.bfloat16:
-            spread, _ = _exact_attention(exact._replace(v=exact.v.abs()), causal=causal, rows=rows)
+            spread, _ = _exact_attention(exact._replace(v=exact.v.abs()), rows=rows, **options)
             allowed[-1] += 2.0**-8 * spread
-        chain = naive_attention(QKV(*(tensor.unsqueeze(0) for tensor in chunk)), causal=causal)[0]
+        chain = naive_attention(QKV(*(tensor.unsqueeze(0) for tensor in chunk)), **options)[0]
+        missing = conditions.missing_rows_of(some)
+        if missing is not None:
+            lse = lse.masked_fill(missing, 0)
+            out, chain = (tensor.masked_fill(missing[..., None], 0) for tensor in (out, chain))
         chain_errors.append(float((chain.to(dtype) - out).abs().max()))
         outs.append(out)
         lses.append(lse)
-    return Reference(pairs, torch.cat(outs), torch.cat(lses), torch.cat(allowed), max(chain_errors))
+    out, lse, limits = torch.cat(outs), torch.cat(lses), torch.cat(allowed)
+    return Reference(pairs, out, lse, limits, max(chain_errors), conditions)
 
 
-def _choose_pairs(num_pairs: int, scores_per_pair: int, seed: int) -> torch.Tensor:
+def _choose_pairs(num_pairs: int, count: int, seed: int) -> torch.Tensor:
     import torch
 
-    count = max(1, min(num_pairs, FULL_CHECK_SCORES // scores_per_pair))
     if count == num_pairs:
         return torch.arange(num_pairs)
     generator = torch.Generator().manual_seed(seed)
@@ -142,7 +192,15 @@ def _select(qkv: QKV, pairs: torch.Tensor) -> QKV:
     return QKV(q[batch, head], k[batch, head // group], v[batch, head // group])
 
 
-def _exact_attention(qkv: QKV, *, causal: bool, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact_attention(
+    qkv: QKV,
+    *,
+    causal: bool,
+    rows: int,
+    mask: torch.Tensor | None,
+    kept: torch.Tensor | None,
+    p_dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """out [P, Sq, D] and lse [P, Sq] in the type of its inputs, `rows` query rows at a time."""
     import torch
 
@@ -150,11 +208,19 @@ def _exact_attention(qkv: QKV, *, causal: bool, rows: int) -> tuple[torch.Tensor
     columns = torch.arange(k.shape[1], device=q.device)
     outs, lses = [], []
     for start in range(0, q.shape[1], rows):
-        scores = torch.matmul(q[:, start : start + rows], k.transpose(1, 2)).mul_(q.shape[-1] ** -0.5)
+        some = slice(start, start + rows)
+        scores = torch.matmul(q[:, some], k.transpose(1, 2)).mul_(q.shape[-1] ** -0.5)
+        if mask is not None and mask.dtype is torch.bool:
+            scores.masked_fill_(~mask[:, some], -math.inf)
+        elif mask is not None:
+            scores.add_(mask[:, some])
         if causal:
             row = torch.arange(start, start + scores.shape[1], device=q.device)
             scores.masked_fill_(columns > row[:, None], -math.inf)
         lse = torch.logsumexp(scores, dim=-1)
-        outs.append(torch.matmul(scores.sub_(lse[..., None]).exp_(), v))
+        weights = scores.sub_(lse[..., None]).exp_()
+        if kept is not None:
+            weights.mul_(kept[:, some]).div_(1 - p_dropout)
+        outs.append(torch.matmul(weights, v))
         lses.append(lse)
     return torch.cat(outs, dim=1), torch.cat(lses, dim=1)

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REPEATS = {"cuda": 25, "cpu": 2}
-LEAST_WIDTH = 130  # of a table whose cells all fit
+BUDGET_S = 0.15  # of GPU time for each provider of a problem
+MASK_BUDGET_S = 0.06  # there are many such problems
+# Without the slow ones.
+MASK_PROVIDERS = ("fused", "plain", "torch_flash", "torch_cudnn", "torch_efficient")
+LEAST_WIDTH = 150  # of a table whose cells all fit
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return OK
-    _require_library(options.providers, device)
+    _require_library(options.providers or results.PROVIDERS, device)
     from rich.console import Console
 
     console = Console(width=max(LEAST_WIDTH, shutil.get_terminal_size().columns))
@@ -68,13 +72,19 @@ def measure_all(
 
     torch.set_float32_matmul_precision("highest")
     repeats = options.repeats or REPEATS[device.type]
-    settings = Settings(
-        device=device,
-        dtype=options.dtype,
-        providers=[providers.ALL[name] for name in options.providers],
-        seed=options.seed,
-        repeats=repeats,
-    )
+
+    def settings(case: Case) -> Settings:
+        is_masked = case.suite in suites.MASK_SUITES
+        names = options.providers or (MASK_PROVIDERS if is_masked else results.PROVIDERS)
+        return Settings(
+            device=device,
+            dtype=options.dtype,
+            providers=[providers.ALL[name] for name in names],
+            seed=options.seed,
+            repeats=repeats,
+            budget_s=MASK_BUDGET_S if is_masked else BUDGET_S,
+        )
+
     env = environment.record(device)
     env["command"] = {"name": "compare", "seed": options.seed, "repeats": repeats}
     rows: list[results.Row] = []
@@ -82,7 +92,7 @@ def measure_all(
         try:
             for case in cases:
                 advance(case.name, 0)
-                rows += measure(case, settings)
+                rows += measure(case, settings(case))
                 advance(case.name, 1)
         except KeyboardInterrupt:
             console.print(f"interrupted after {len(rows)} rows", style="bold yellow")

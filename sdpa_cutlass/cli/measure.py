@@ -3,6 +3,8 @@
 The order matters. Each provider first runs once, which shows whether it can run this problem at all; this
 library's families are then checked with their log-sum-exp. What passed is timed side by side, and the
 outputs of the timed calls are checked again. A provider that fails keeps its row: the status says why.
+The provider `plain` computes another problem, the one without mask, lengths and dropout; it has its own
+reference, and takes no part where the problem is that one anyway.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
+from sdpa_cutlass.cli.conditions import Conditions, make_conditions
 from sdpa_cutlass.cli.inputs import QKV, load_qkv, random_qkv, torch_dtype
 from sdpa_cutlass.cli.providers import (
-    Attention,
+    Call,
+    Operands,
     Provider,
     collected_warnings,
     describe_failure,
@@ -27,6 +31,9 @@ from sdpa_cutlass.cli.timing import GRAPH_CALLS, Contestant, Timing, time_on_cpu
 
 if TYPE_CHECKING:
     import torch
+
+CHECKED_SCORES = 2**30  # of a problem that is not plain: there are many of them
+PLAIN_CHECKED_SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +53,8 @@ class _Entry:
     """What is known so far about one provider at one problem."""
 
     provider: Provider
-    attention: Attention
+    reference: Reference | None = None
+    calls: Sequence[Call] = ()
     kernel: str | None = None
     errors: Errors | None = None
     timing: Timing = dataclasses.field(default_factory=Timing)
@@ -55,21 +63,24 @@ class _Entry:
 
 def measure(case: Case, settings: Settings) -> list[Row]:
     """One row per provider, in their order. Whatever goes wrong ends up in a row's status."""
-    entries = {provider.name: _Entry(provider, provider.bind(case)) for provider in settings.providers}
+    entries = {
+        provider.name: _Entry(provider)
+        for provider in settings.providers
+        if not (provider.is_plain and case.is_plain)
+    }
+    visible = 1.0
     try:
         inputs = _input_sets(case, settings)
-        reference = make_reference(inputs[0], causal=case.causal, seed=settings.seed)
+        visible = inputs[0].conditions.visible
+        _add_references(entries, case, inputs[0], settings)
     except Exception as error:
         _release_memory(settings.device)
-        return [
-            _row(case, settings, entry, f"error: inputs: {describe_failure(error)}")
-            for entry in entries.values()
-        ]
+        for entry in entries.values():
+            entry.failure = f"error: inputs: {describe_failure(error)}"
+        return [_row(case, settings, entry, visible) for entry in entries.values()]
     for entry in entries.values():
-        _first_run(entry, case, inputs[0], reference)
-    contestants = {
-        name: _contestant(entry, inputs) for name, entry in entries.items() if entry.failure is None
-    }
+        _first_run(entry, case, inputs)
+    contestants = {name: _contestant(entry) for name, entry in entries.items() if entry.failure is None}
 
     def failed(name: str, error: Exception) -> None:
         entries[name].failure = describe_failure(error)
@@ -84,23 +95,28 @@ def measure(case: Case, settings: Settings) -> list[Row]:
             timings = time_on_cpu(contestants, repeats=settings.repeats, failed=failed)
         for name, timing in timings.items():
             entries[name].timing = timing
-            _recheck(entries[name], contestants[name], reference)
+            _recheck(entries[name], contestants[name])
     except Exception as error:
         # An asynchronous CUDA error belongs to nobody in particular.
         for name in contestants:
             entries[name].failure = entries[name].failure or describe_failure(error)
-    return [_row(case, settings, entry, entry.failure) for entry in entries.values()]
+    computed = inputs[0].conditions.computed
+    return [
+        _row(case, settings, entry, visible, 1.0 if entry.provider.is_plain else computed)
+        for entry in entries.values()
+    ]
 
 
-def _input_sets(case: Case, settings: Settings) -> list[QKV]:
+def _input_sets(case: Case, settings: Settings) -> list[Operands]:
     """Input sets that the calls rotate over: as many as fit into a quarter of the L2 cache.
 
     No call finds its own inputs where the last one left them, yet small problems read them from L2, as they
     do in a model whose last kernel has just written them. At most one set for each call of a graph.
     """
     dtype, device = torch_dtype(settings.dtype), settings.device
+    conditions = make_conditions(case, dtype=dtype, device=device, seed=settings.seed)
     if case.source is not None:
-        return [load_qkv(case.source).to(device, dtype)]
+        return [Operands(load_qkv(case.source).to(device, dtype), conditions)]
     count = 1
     if device.type == "cuda":
         import torch
@@ -108,57 +124,76 @@ def _input_sets(case: Case, settings: Settings) -> list[QKV]:
         l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
         count = max(1, min(GRAPH_CALLS, l2_bytes // (4 * case.problem().bytes)))
     return [
-        random_qkv(case, dtype=dtype, device=device, seed=settings.seed, index=index)
+        _operands(random_qkv(case, dtype=dtype, device=device, seed=settings.seed, index=index), conditions)
         for index in range(count)
     ]
 
 
-def _first_run(entry: _Entry, case: Case, qkv: QKV, reference: Reference) -> None:
-    """Runs a provider once, unmeasured; fills in kernel, errors and failure."""
-    import torch
+def _operands(qkv: QKV, conditions: Conditions) -> Operands:
+    return Operands(qkv, conditions, conditions.pack(qkv) if conditions.is_packed else None)
 
-    family = entry.provider.family
+
+def _add_references(entries: dict[str, _Entry], case: Case, operands: Operands, settings: Settings) -> None:
+    """Gives every entry the reference of the problem that its provider computes."""
+    references: dict[bool, Reference] = {}
+    for entry in entries.values():
+        is_plain = entry.provider.is_plain
+        if is_plain not in references:
+            limit = None if case.is_plain else CHECKED_SCORES
+            references[is_plain] = make_reference(
+                operands.qkv,
+                causal=case.causal,
+                seed=settings.seed,
+                conditions=None if is_plain else operands.conditions,
+                max_scores=PLAIN_CHECKED_SCORES if is_plain else limit,
+            )
+        entry.reference = references[is_plain]
+
+
+def _first_run(entry: _Entry, case: Case, inputs: Sequence[Operands]) -> None:
+    """Binds a provider and runs it once, unmeasured; fills in calls, kernel, errors and failure."""
+    provider = entry.provider
+    assert entry.reference is not None
     try:
-        with collected_warnings() as warned, entry.provider.context():
-            if family is None:
-                out, lse = entry.attention(qkv, torch.empty_like(qkv.q)), None
+        with collected_warnings() as warned, provider.context():
+            entry.calls = [provider.bind(case, operands) for operands in inputs]
+            if provider.family is None:
+                out, lse = entry.calls[0](), None
             else:
-                entry.kernel = kernel_name(entry.provider, case, qkv)
-                out, lse = with_lse(entry.provider, case, qkv)
-        entry.errors = reference.check(out, lse, every_element=entry.provider.every_element)
+                entry.kernel = kernel_name(provider, case, inputs[0])
+                out, lse = with_lse(provider, case, inputs[0])
+        if provider.family is not None or not case.p_dropout:
+            entry.errors = entry.reference.check(out, lse, every_element=provider.every_element)
     except Exception as error:
         entry.failure = describe_failure(error, warned)
-        _release_memory(qkv.q.device)
+        _release_memory(inputs[0].qkv.q.device)
     else:
-        if family is not None and entry.errors.violation:
+        if provider.family is not None and entry.errors and entry.errors.violation:
             entry.failure = f"wrong: {entry.errors.violation}"
 
 
-def _contestant(entry: _Entry, inputs: Sequence[QKV]) -> Contestant:
-    import torch
-
-    outs = [torch.empty_like(qkv.q) for qkv in inputs]
-    attention = entry.attention
-    return Contestant(
-        lambda index: attention(inputs[index], outs[index]), entry.provider.context, len(inputs)
-    )
+def _contestant(entry: _Entry) -> Contestant:
+    calls = entry.calls
+    return Contestant(lambda index: calls[index](), entry.provider.context, len(calls))
 
 
-def _recheck(entry: _Entry, contestant: Contestant, reference: Reference) -> None:
+def _recheck(entry: _Entry, contestant: Contestant) -> None:
     """Checks what the timed calls left behind: the first set against the reference, the others for NaN."""
-    assert entry.errors is not None
-    errors = reference.check(contestant.outputs[0], None, every_element=entry.provider.every_element)
-    entry.errors = dataclasses.replace(
-        entry.errors, max_err_out=max(entry.errors.max_err_out, errors.max_err_out)
-    )
+    errors = None
+    if entry.errors is not None and entry.reference is not None:
+        every_element = entry.provider.every_element
+        errors = entry.reference.check(contestant.outputs[0], None, every_element=every_element)
+        worst = max(entry.errors.max_err_out, errors.max_err_out)
+        entry.errors = dataclasses.replace(entry.errors, max_err_out=worst)
     unwritten = sum(bool(out.isnan().any()) for out in contestant.outputs.values())
     if unwritten:
         entry.failure = f"wrong: {unwritten} of {len(contestant.outputs)} timed outputs hold NaN"
-    elif entry.provider.family is not None and errors.violation:
+    elif entry.provider.family is not None and errors is not None and errors.violation:
         entry.failure = f"wrong: in the timed run, {errors.violation}"
 
 
-def _row(case: Case, settings: Settings, entry: _Entry, failure: str | None) -> Row:
+def _row(case: Case, settings: Settings, entry: _Entry, visible: float, computed: float = 1.0) -> Row:
+    """`computed`: the share of the plain problem's operations that this provider's problem needs."""
     timing, errors = entry.timing, entry.errors
     time_us = timing.gpu_us if settings.device.type == "cuda" else timing.wall_us
     note = f"ok ({timing.note})" if timing.note else "ok"
@@ -174,15 +209,16 @@ def _row(case: Case, settings: Settings, entry: _Entry, failure: str | None) -> 
         causal=case.causal,
         mask=case.mask,
         p_dropout=case.p_dropout,
+        visible=round(visible, 4),
         provider=entry.provider.name,
         kernel=entry.kernel,
         gpu_us=_rounded(timing.gpu_us),
         gpu_us_spread=_rounded(timing.gpu_us_spread),
         wall_us=_rounded(timing.wall_us),
-        tflops=_rounded(case.problem().flops / time_us / 1e6) if time_us else None,
+        tflops=_rounded(computed * case.problem().flops / time_us / 1e6) if time_us else None,
         max_err_out=_rounded(errors.max_err_out) if errors else None,
         max_err_lse=_rounded(errors.max_err_lse) if errors else None,
-        status=failure or note,
+        status=entry.failure or note,
     )
 
 

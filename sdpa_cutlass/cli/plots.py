@@ -1,7 +1,7 @@
 """Comparisons as one picture: TFLOP/s of every provider.
 
-Problems that differ only in their sequence length make a line panel, one per suite, head dimension and
-causality; all other problems of a suite make one bar panel. panels() decides, figure() draws; nothing needs
+Problems that differ only in their sequence length make a line panel, one per suite, head dimension, causality
+and mask; all other problems of a suite make one bar panel. panels() decides, figure() draws; nothing needs
 a display.
 """
 
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass.cli.results import PROVIDERS, Results
+from sdpa_cutlass.cli import mask_tables
+from sdpa_cutlass.cli.results import PROVIDERS, Results, Row
+from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import Comparison, by_suite, compare
 from sdpa_cutlass.cli.tables import heading
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "fused": "#d62728",
+    "plain": "#e7969c",
     "piped": "#ff9896",
     "torch_flash": "#1f77b4",
     "torch_cudnn": "#2ca02c",
@@ -48,15 +51,15 @@ def panels(comparisons: Sequence[Comparison]) -> list[Panel]:
     lines: list[Panel] = []
     bars: list[Panel] = []
     for suite, group in by_suite(comparisons).items():
-        series: dict[tuple[bool, int], list[Comparison]] = {}
+        series: dict[tuple[str, bool, int], list[Comparison]] = {}
         for comparison in group:
             row = comparison.problem
-            series.setdefault((row.causal, row.head_dim), []).append(comparison)
+            series.setdefault((_mask(row), row.causal, row.head_dim), []).append(comparison)
         rest: list[Comparison] = []
-        for (causal, head_dim), members in sorted(series.items()):
+        for (mask, causal, head_dim), members in sorted(series.items()):
             lengths = {member.problem.seqlen_q for member in members}
             if len(lengths) == len(members) >= MIN_LENGTHS:
-                title = f"{suite}: head_dim {head_dim}{', causal' if causal else ''}"
+                title = f"{suite}: head_dim {head_dim}{', causal' if causal else ''}{mask}"
                 members.sort(key=lambda member: member.problem.seqlen_q)
                 lines.append(Panel(title, members, lines=True))
             else:
@@ -64,6 +67,11 @@ def panels(comparisons: Sequence[Comparison]) -> list[Panel]:
         if rest:
             bars.append(Panel(suite, [comparison for comparison in group if comparison in rest], lines=False))
     return lines + bars
+
+
+def _mask(row: Row) -> str:
+    """What a title says of a problem that is not plain."""
+    return f", {mask_tables.kind_of(row)}" if row.suite in MASK_SUITES else ""
 
 
 def figure(results: Results) -> Figure:

@@ -1,10 +1,10 @@
-"""Who computes attention: this library's two families and their peers, as callables of one form.
+"""Who computes attention: this library's families and their peers, as callables of one form.
 
-    bind(case)(qkv, out) -> output [B, Hq, Sq, D]
+    bind(case, operands)() -> output [B, Hq, Sq, D], of packed operands [total, Hq, D]
 
-`out` is a tensor to write to; peers that cannot write to a given tensor ignore it and return a new one. What
-a provider needs around its calls (torch's choice of backend) is a context, entered once around many calls so
-that it costs no measured time. Whether a provider can run a problem is found out by trying:
+Binding allocates an output to write to; peers that cannot write to a given tensor return a new one each time.
+What a provider needs around its calls (torch's choice of backend) is a context, entered once around many
+calls so that it costs no measured time. Whether a provider can run a problem is found out by trying:
 describe_failure() turns what was raised into one line for a result's status.
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import sdpa_cutlass
 from sdpa_cutlass.cli.accuracy import naive_attention
+from sdpa_cutlass.cli.conditions import PHILOX, Conditions
 from sdpa_cutlass.cli.inputs import QKV
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import Case
@@ -28,19 +29,33 @@ from sdpa_cutlass.registry import Family
 if TYPE_CHECKING:
     import torch
 
-Attention = Callable[[QKV, "torch.Tensor"], "torch.Tensor"]
+Call = Callable[[], "torch.Tensor"]
 
 STATUS_LIMIT = 200
+REFUSALS = ("invalid dtype for bias", "Expected attn_mask dtype")  # torch raises these from within a backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """One input set: q, k and v, padded and where the problem is packed also so; and what all sets share."""
+
+    qkv: QKV
+    conditions: Conditions
+    packed: QKV | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provider:
-    """One implementation of attention. `family` is set for the two that this library provides."""
+    """One implementation of attention. `family` is set for those that this library provides.
+
+    `is_plain`: it computes the plain problem, without the mask, lengths and dropout.
+    """
 
     name: str
-    bind: Callable[[Case], Attention]
+    bind: Callable[[Case, Operands], Call]
     context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     family: Family | None = None
+    is_plain: bool = False
 
     @property
     def every_element(self) -> bool:
@@ -48,56 +63,119 @@ class Provider:
         return self.family is Family.FMHA_FWD
 
 
-def alignment(case: Case) -> Causal | None:
-    """The causal option that `attention` and `unfused_attention` take for this problem."""
-    return Causal.TOP_LEFT if case.causal else None
+@dataclasses.dataclass(frozen=True)
+class OwnCall:
+    """A call of this library: how `attention`, `attention_varlen` or `unfused_attention` is called."""
+
+    name: str
+    tensors: tuple[torch.Tensor, ...]
+    options: dict[str, Any]
+
+    def __call__(self, **more: Any) -> Any:
+        # Looked up at every use, so that a test can put another function in its place.
+        return getattr(sdpa_cutlass, self.name)(*self.tensors, **self.options, **more)
 
 
-def _function_of(family: Family) -> Callable[..., Any]:
-    # Looked up at every use, so that a test can put another function in its place.
-    return sdpa_cutlass.attention if family is Family.FMHA_FWD else sdpa_cutlass.unfused_attention
+def own_call(provider: Provider, case: Case, operands: Operands) -> OwnCall:
+    """How one of this library's providers computes a problem."""
+    conditions = operands.conditions
+    options: dict[str, Any] = {"causal": Causal.TOP_LEFT if case.causal else None}
+    if provider.is_plain:
+        return OwnCall("attention", operands.qkv, options)
+    if provider.family is Family.UNFUSED:
+        if not case.is_plain:
+            raise sdpa_cutlass.UnsupportedError("the piped baseline has neither masks nor dropout")
+        return OwnCall("unfused_attention", operands.qkv, options)
+    if case.p_dropout:
+        options |= {"p_dropout": case.p_dropout, "philox": PHILOX}
+    if operands.packed is not None:
+        cu_seqlens, seqlens = conditions.cu_seqlens, (case.seqlen_q, case.seqlen_k)
+        return OwnCall("attention_varlen", (*operands.packed, cu_seqlens, cu_seqlens, *seqlens), options)
+    if conditions.own_mask is not None:
+        options["attn_mask"] = conditions.own_mask
+    if conditions.seqlens_k is not None:
+        options["seqlens_k"] = conditions.seqlens_k
+    return OwnCall("attention", operands.qkv, options)
 
 
-def _bind_ours(family: Family) -> Callable[[Case], Attention]:
-    def bind(case: Case) -> Attention:
-        function, causal = _function_of(family), alignment(case)
+def _own(name: str, family: Family, *, is_plain: bool = False) -> Provider:
+    def bind(case: Case, operands: Operands) -> Call:
+        import torch
 
-        def run(qkv: QKV, out: torch.Tensor) -> torch.Tensor:
-            function(qkv.q, qkv.k, qkv.v, causal=causal, out=out)
+        call = own_call(provider, case, operands)
+        out = torch.empty_like(call.tensors[0])
+
+        def run() -> torch.Tensor:
+            call(out=out)
             return out
 
         return run
 
-    return bind
+    provider = Provider(name=name, bind=bind, family=family, is_plain=is_plain)
+    return provider
 
 
-def with_lse(provider: Provider, case: Case, qkv: QKV) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp [B, Hq, Sq] of one of this library's families."""
-    assert provider.family is not None
-    out, lse = _function_of(provider.family)(*qkv, causal=alignment(case), return_lse=True)
+def with_lse(provider: Provider, case: Case, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp [B, Hq, Sq] (packed: [Hq, total]) of one of this library's families."""
+    out, lse = own_call(provider, case, operands)(return_lse=True)
     return out, lse
 
 
-def kernel_name(provider: Provider, case: Case, qkv: QKV) -> str | None:
+def kernel_name(provider: Provider, case: Case, operands: Operands) -> str | None:
     """The name of the kernel that this library chooses for a problem; None for the other providers."""
     if provider.family is None:
         return None
-    explanation = sdpa_cutlass.explain(*qkv, causal=alignment(case), family=provider.family)
-    return explanation.choice.kernel.name
+    call = own_call(provider, case, operands)
+    tensors, options = call.tensors, dict(call.options)
+    options.pop("philox", None)
+    if operands.conditions.cu_seqlens is not None and not provider.is_plain:  # chosen as if it were padded
+        tensors = operands.qkv
+        options["seqlens_q"] = options["seqlens_k"] = operands.conditions.cu_seqlens.diff()
+    return sdpa_cutlass.explain(*tensors, family=provider.family, **options).choice.kernel.name
 
 
-def _bind_torch(case: Case) -> Attention:
+def _bind_torch(case: Case, operands: Operands) -> Call:
     from torch.nn.functional import scaled_dot_product_attention
 
-    options: dict[str, Any] = {"is_causal": case.causal}
+    if operands.packed is not None:
+        raise NotImplementedError("this backend takes packed sequences as nested tensors only")
+    options: dict[str, Any] = {
+        "attn_mask": operands.conditions.mask,
+        "dropout_p": case.p_dropout,
+        "is_causal": case.causal,
+    }
     if case.num_heads_kv != case.num_heads_q:
         options["enable_gqa"] = True
 
-    def run(qkv: QKV, out: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = scaled_dot_product_attention(qkv.q, qkv.k, qkv.v, **options)
+    def run() -> torch.Tensor:
+        result: torch.Tensor = scaled_dot_product_attention(*operands.qkv, **options)
         return result
 
     return run
+
+
+def _bind_torch_flash(case: Case, operands: Operands) -> Call:
+    """As every backend; packed through the operator that torch's own varlen_attn calls."""
+    if operands.packed is None:
+        return _bind_torch(case, operands)
+    import torch
+
+    cu_seqlens, lengths = operands.conditions.cu_seqlens, (case.seqlen_q, case.seqlen_k)
+    arguments = (*operands.packed, cu_seqlens, cu_seqlens, *lengths, case.p_dropout, case.causal, False)
+    return lambda: torch.ops.aten._flash_attention_forward(*arguments)[0]
+
+
+def _bind_torch_efficient(case: Case, operands: Operands) -> Call:
+    """As every backend; packed through the operator that torch's nested tensors call."""
+    if operands.packed is None:
+        return _bind_torch(case, operands)
+    import torch
+
+    q, k, v = (tensor.unsqueeze(0) for tensor in operands.packed)
+    cu_seqlens, lengths = operands.conditions.cu_seqlens, (case.seqlen_q, case.seqlen_k)
+    mask_type = int(case.causal)  # 0: none, 1: causal from the top left
+    arguments = (q, k, v, None, cu_seqlens, cu_seqlens, *lengths, case.p_dropout, mask_type)
+    return lambda: torch.ops.aten._efficient_attention_forward(*arguments)[0].squeeze(0)
 
 
 def _torch_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -111,18 +189,26 @@ def _torch_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
     return context
 
 
-def _bind_naive(case: Case) -> Attention:
-    return lambda qkv, out: naive_attention(qkv, causal=case.causal)
+def _bind_naive(case: Case, operands: Operands) -> Call:
+    if operands.packed is not None:
+        raise NotImplementedError("the naive chain has no packed sequences")
+    mask = operands.conditions.mask
+    return lambda: naive_attention(operands.qkv, causal=case.causal, mask=mask, p_dropout=case.p_dropout)
 
 
 ALL = {
     provider.name: provider
     for provider in (
-        Provider(name="fused", bind=_bind_ours(Family.FMHA_FWD), family=Family.FMHA_FWD),
-        Provider(name="piped", bind=_bind_ours(Family.UNFUSED), family=Family.UNFUSED),
-        Provider(name="torch_flash", bind=_bind_torch, context=_torch_backend("FLASH_ATTENTION")),
+        _own("fused", Family.FMHA_FWD),
+        _own("plain", Family.FMHA_FWD, is_plain=True),
+        _own("piped", Family.UNFUSED),
+        Provider(name="torch_flash", bind=_bind_torch_flash, context=_torch_backend("FLASH_ATTENTION")),
         Provider(name="torch_cudnn", bind=_bind_torch, context=_torch_backend("CUDNN_ATTENTION")),
-        Provider(name="torch_efficient", bind=_bind_torch, context=_torch_backend("EFFICIENT_ATTENTION")),
+        Provider(
+            name="torch_efficient",
+            bind=_bind_torch_efficient,
+            context=_torch_backend("EFFICIENT_ATTENTION"),
+        ),
         Provider(name="torch_math", bind=_bind_torch, context=_torch_backend("MATH")),
         Provider(name="naive", bind=_bind_naive),
     )
@@ -153,7 +239,7 @@ def describe_failure(error: BaseException, warned: list[str] | None = None) -> s
         return _shorten("not built", text)
     if "No available kernel" in text or "No viable backend" in text:
         return _shorten("refused", _torch_reason(warned or []) or "torch has no such kernel for this here")
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) or any(refusal in text for refusal in REFUSALS):
         return _shorten("refused", text)
     return _shorten("error", f"{type(error).__name__}: {text}")
 

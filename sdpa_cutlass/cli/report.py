@@ -7,9 +7,10 @@ A document holds blocks between markers, each on a line of its own:
     <!-- end results -->
 
 SECTION is one of SECTIONS. The FILEs, relative to the document, are the result files that the block was made
-from and, in the section `plot`, the picture. Given result files, the command puts them into every block;
-given none, it makes every block again from the files that it names. So `--check` needs no arguments, and no
-number in a document is typed by hand. A block without files says that there are no results yet.
+from and, in the section `plot`, the picture. Given result files, the command puts each into every block that
+shows problems of its suites (those of masks have sections of their own); all other blocks are made again from
+the files that they name. So `--check` needs no arguments, and no number in a document is typed by hand. A
+block without files says that there are no results yet.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass.cli import FAILED, OK, CommandError, plots, results, short_tables, tables
+from sdpa_cutlass.cli import FAILED, OK, CommandError, mask_tables, plots, results, short_tables, tables
 from sdpa_cutlass.cli.results import ResultFormatError, Results
+from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import compare
 
 BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
@@ -49,6 +51,19 @@ class Source:
     def tag(self) -> str:
         """What a picture that was drawn from this file says of its origin."""
         return f"sha256:{self.digest}"
+
+    def showing(self, section: Section) -> Source:
+        """The same file with the rows that a section shows, perhaps none."""
+        rows = [row for row in self.results.rows if (row.suite in MASK_SUITES) == section.has_masks]
+        return dataclasses.replace(self, results=Results(self.results.env, rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One kind of block: what makes its body from sources and their names, and which suites it shows."""
+
+    make: Callable[[Sequence[Source], Sequence[str]], str]
+    has_masks: bool = False
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,12 +127,18 @@ class Maker:
             )
         return "\n".join(out) + "\n"
 
+    def _sources(self, section: Section, paths: Sequence[Path]) -> list[Source]:
+        """The files among `paths` that have something to show in `section`."""
+        sources = [self._load(Path(os.path.normpath(path))).showing(section) for path in paths]
+        return [source for source in sources if source.results.rows]
+
     def _block(self, section: str, names: Sequence[str], document: Path, where: str) -> list[str]:
         if section not in SECTIONS:
             raise CommandError(f"{where}: section {section!r} is none of {', '.join(SECTIONS)}")
         named = [document.parent / name for name in names]
-        paths = self._files or [path for path in named if path.suffix != PICTURE_SUFFIX]
-        sources = [self._load(Path(os.path.normpath(path))) for path in paths]
+        sources = self._sources(SECTIONS[section], self._files) or self._sources(
+            SECTIONS[section], [path for path in named if path.suffix != PICTURE_SUFFIX]
+        )
         if not sources:
             return [f"<!-- results: {section} -->", NO_RESULTS, END]
         files = [_relative(source.path, document) for source in sources]
@@ -126,7 +147,7 @@ class Maker:
             for picture in [self._picture] if self._picture else drawn[:1]:
                 self.pictures[Path(os.path.normpath(picture))] = sources[0]
                 files.append(_relative(picture, document))
-        body = SECTIONS[section](sources, files)
+        body = SECTIONS[section].make(sources, files)
         return [f"<!-- results: {section} {' '.join(files)} -->", *body.splitlines(), END]
 
 
@@ -164,10 +185,21 @@ def _plot(sources: Sequence[Source], files: Sequence[str]) -> str:
     return f"![Speed over sequence length on {tables.heading(sources[0].results)}]({files[-1]})"
 
 
-SECTIONS: dict[str, Callable[[Sequence[Source], Sequence[str]], str]] = {
-    "summary": _summary,
-    "tables": _tables,
-    "plot": _plot,
+def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """What each kind of mask costs, of the first file."""
+    found = sources[0].results
+    comparisons = compare(found.rows)
+    dtypes = " and ".join(dict.fromkeys(row.dtype for row in found.rows))
+    head = f"**{dtypes}** on {tables.heading(found)}.{short_tables.through_ptx(found)}"
+    return "\n\n".join([head, "\n".join(mask_tables.summary(comparisons)), _origin(files)])
+
+
+SECTIONS = {
+    "summary": Section(_summary),
+    "tables": Section(_tables),
+    "plot": Section(_plot),
+    "masks": Section(_tables, has_masks=True),
+    "masks_summary": Section(_masks_summary, has_masks=True),
 }
 
 

@@ -1,12 +1,14 @@
-"""The one result format of this project, `{"env": {...}, "rows": [...]}`: one row per problem and provider.
+"""The one result format of this project, `{"format": 2, "env": {...}, "rows": [...]}`.
 
-`env` describes the machine and the software (environment.py). A row holds the problem, who computed it, how
-long that took and how wrong it was. Units: gpu_us and wall_us are microseconds per call (timing.py defines
-them), tflops 1e12 floating-point operations per second under the convention of Problem.flops, errors
-absolute. What was not measured is null. `status` starts with "ok" when the row can be trusted; otherwise it
-says why not.
+`env` describes the machine and the software (environment.py). There is one row per problem and provider: the
+problem, who computed it, how long that took and how wrong it was. Units: gpu_us and wall_us are microseconds
+per call (timing.py defines them), tflops 1e12 floating-point operations per second under the convention of
+Problem.flops, less what lengths cut off; errors absolute. `visible` is the share of the scores that a mask or
+lengths let through. What was not measured is null. `status` starts with "ok" when the row can be trusted;
+otherwise it says why not.
 
-load() refuses whatever is not exactly this; save() writes a file completely or not at all.
+load() refuses whatever is not exactly this; save() writes a file completely or not at all. Files of format 1
+had no "format" and no `visible`, for there were no masks: they are read as if it were 1.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PROVIDERS = ("fused", "piped", "torch_flash", "torch_cudnn", "torch_efficient", "torch_math", "naive")
+FORMAT = 2
+PROVIDERS = (
+    "fused",
+    "plain",
+    "piped",
+    "torch_flash",
+    "torch_cudnn",
+    "torch_efficient",
+    "torch_math",
+    "naive",
+)
 
 
 class ResultFormatError(ValueError):
@@ -46,6 +58,7 @@ class Row:
     causal: bool
     mask: str
     p_dropout: float
+    visible: float
     provider: str
     kernel: str | None = None
     gpu_us: float | None = None
@@ -100,7 +113,7 @@ def to_json(results: Results) -> str:
     ]
     env = json.dumps(dict(results.env), indent=1, allow_nan=False)
     body = "[\n" + ",\n".join(rows) + "\n]" if rows else "[]"
-    return f'{{"env": {env},\n"rows": {body}}}\n'
+    return f'{{"format": {FORMAT},\n"env": {env},\n"rows": {body}}}\n'
 
 
 def from_json(text: str, *, origin: str = "result") -> Results:
@@ -109,19 +122,26 @@ def from_json(text: str, *, origin: str = "result") -> Results:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ResultFormatError(f"{origin}: not JSON: {error}") from error
-    if not isinstance(document, dict) or set(document) != {"env", "rows"}:
-        raise ResultFormatError(f'{origin}: must be an object with exactly the keys "env" and "rows"')
-    env, rows = document["env"], document["rows"]
+    if not isinstance(document, dict) or set(document) | {"format"} != {"format", "env", "rows"}:
+        raise ResultFormatError(
+            f'{origin}: must be an object with exactly the keys "format", "env" and "rows"'
+        )
+    version, env, rows = document.get("format", 1), document["env"], document["rows"]
+    if type(version) is not int or not 1 <= version <= FORMAT:
+        raise ResultFormatError(f"{origin}: format {version!r} is not among 1 to {FORMAT}")
     if not isinstance(env, dict):
         raise ResultFormatError(f"{origin}: env must be an object")
     if not isinstance(rows, list):
         raise ResultFormatError(f"{origin}: rows must be a list")
-    return Results(env, [_parse_row(row, f"{origin}: row {index}") for index, row in enumerate(rows)])
+    added = {"visible": 1.0} if version == 1 else {}
+    return Results(env, [_parse_row(row, added, f"{origin}: row {index}") for index, row in enumerate(rows)])
 
 
-def _parse_row(row: Any, where: str) -> Row:
+def _parse_row(row: Any, added: Mapping[str, Any], where: str) -> Row:
+    """A row as a file has it, completed by the values that its format did not write yet."""
     if not isinstance(row, dict):
         raise ResultFormatError(f"{where}: must be an object")
+    row = {**added, **row}
     missing = [key for key in ROW_KEYS if key not in row]
     unknown = [key for key in row if key not in ROW_KEYS]
     if missing or unknown:

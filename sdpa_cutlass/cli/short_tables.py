@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from sdpa_cutlass.cli.cells import number
 from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.summary import OURS, Comparison, compare, overall
-from sdpa_cutlass.cli.tables import footnotes, heading, number
+from sdpa_cutlass.cli.tables import footnotes, heading
 
 SEPARATOR = " · "
 MISSING = "–"

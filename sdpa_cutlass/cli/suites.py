@@ -3,11 +3,13 @@
 mission     one sequence of 512, eight heads of 64: so small that latency decides
 small       batch 8, 16, 32 x sequence 128, 256, 512 at eight heads of 64
 long        sequence 512, 2048 and 8192 for every head dimension, 16384 tokens and about 2048 channels in all
+masks       every kind of mask, lengths, dropout and grouped heads, at the lengths of `long`
 real        q, k, v captured from a pretrained encoder (a committed file), and with --input the user's own
 host        real but small shapes of every head dimension, for the library that runs without a GPU
+host_masks  the kinds of `masks`, as small
 
-Every problem appears without and with a causal mask (top_left alignment, as in PyTorch) unless its suite
-says otherwise.
+Every problem of the other suites appears without and with a causal mask (top_left alignment, as in PyTorch)
+unless the suite says otherwise; conditions.py says what the kinds of masks are.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from sdpa_cutlass.problem import Causal, DType, Problem
 LONG_HEADS = {32: 64, 64: 32, 80: 24, 96: 20, 128: 16}
 LONG_SEQLENS = (512, 2048, 8192)
 LONG_TOKENS = 16384
+MASK_HEAD_DIMS = (64, 80, 96, 128)
+MASKS = ("lengths", "lengths_full", "padding", "dense", "document", "bias_f16", "bias_f32", "packed")
+P_DROPOUT = 0.1
+GQA_RATIO = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,16 @@ class Case:
         parts = [f"b{self.batch}", heads, seqlen, f"d{self.head_dim}"]
         if self.causal:
             parts.append("causal")
+        if self.mask != "none":
+            parts.append(self.mask)
+        if self.p_dropout:
+            parts.append("dropout")
         return f"{self.suite}/{'_'.join(parts)}"
+
+    @property
+    def is_plain(self) -> bool:
+        """True without a mask, lengths and dropout."""
+        return self.mask == "none" and not self.p_dropout
 
     def problem(self, dtype: DType = DType.F16) -> Problem:
         """The same problem as the library sees it; FLOPs and bytes are defined there."""
@@ -107,6 +122,24 @@ def long() -> list[Case]:
     ]
 
 
+def masked(full: Case, causal: Case) -> list[Case]:
+    """A problem under every kind of mask, with dropout, and with grouped heads."""
+    return [
+        *(dataclasses.replace(full, mask=mask) for mask in MASKS),
+        *(dataclasses.replace(case, p_dropout=P_DROPOUT) for case in (full, causal)),
+        dataclasses.replace(full, num_heads_kv=full.num_heads_q // GQA_RATIO),
+    ]
+
+
+def masks() -> list[Case]:
+    """The mission's problem with a padding mask; then all kinds, by head dimension and length."""
+    cases = [dataclasses.replace(square("masks", 1, 8, 512, 64)[0], mask="padding")]
+    for head_dim in MASK_HEAD_DIMS:
+        for seqlen in LONG_SEQLENS:
+            cases += masked(*square("masks", LONG_TOKENS // seqlen, LONG_HEADS[head_dim], seqlen, head_dim))
+    return cases
+
+
 def host() -> list[Case]:
     """Small enough for an emulated GPU at under one GFLOP/s: a few MFLOP each, several tiles both ways."""
     cases: list[Case] = []
@@ -116,9 +149,22 @@ def host() -> list[Case]:
     return cases
 
 
-SUITES = {"mission": mission, "small": small, "long": long, "host": host}
+def host_masks() -> list[Case]:
+    """Every kind once, two or three tiles both ways."""
+    return masked(*square("host_masks", 2, 4, 97, 64))
+
+
+SUITES = {
+    "mission": mission,
+    "small": small,
+    "long": long,
+    "masks": masks,
+    "host": host,
+    "host_masks": host_masks,
+}
 SUITE_NAMES = (*SUITES, "real")
 DEFAULT_SUITES = {"cuda": ("mission", "small", "long", "real"), "cpu": ("host", "real")}
+MASK_SUITES = ("masks", "host_masks")
 
 
 def cases_of(names: Iterable[str]) -> list[Case]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sdpa_cutlass.cli.results import Row
 
 TORCH_BACKENDS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math")
-OURS = ("fused", "piped")
+OURS = ("fused", "plain", "piped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +30,17 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """The problem in one cell, such as `B8 H32 S2048 D64 causal`."""
+        """The problem in one cell, such as `B8 H32 S2048 D64 causal` or `B8 H32 S2048 D64 padding`."""
         row = self.problem
         heads = str(row.num_heads_q)
         if row.num_heads_kv != row.num_heads_q:
             heads += f"/{row.num_heads_kv}"
         seqlen = str(row.seqlen_q) if row.seqlen_q == row.seqlen_k else f"{row.seqlen_q}/{row.seqlen_k}"
-        return f"B{row.batch} H{heads} S{seqlen} D{row.head_dim}" + (" causal" if row.causal else "")
+        words = [f"B{row.batch} H{heads} S{seqlen} D{row.head_dim}"]
+        words += ["causal"] * row.causal
+        words += [row.mask] * (row.mask != "none")
+        words += [f"dropout {row.p_dropout:g}"] * (row.p_dropout > 0)
+        return " ".join(words)
 
     def row(self, provider: str) -> Row | None:
         """The provider's row, if it can be trusted and was timed."""

@@ -2,16 +2,20 @@
 
 One line per problem: kernel, time and speed of fused; time of piped, of the best torch backend and of the
 naive chain, each with the ratio of fused's speed to its own (above 1, fused is faster); the largest errors of
-fused. What did not run is listed below its table.
+fused. The suites of masks have columns of their own (mask_tables.py). What did not run is listed below its
+table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from sdpa_cutlass.cli import mask_tables
+from sdpa_cutlass.cli.cells import error, number, ratio, time_us
 from sdpa_cutlass.cli.results import Results
-from sdpa_cutlass.cli.summary import Comparison, by_suite, compare, failures, kind, overall, tile
+from sdpa_cutlass.cli.suites import MASK_SUITES
+from sdpa_cutlass.cli.summary import Comparison, by_suite, compare, failures, overall, tile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +34,7 @@ HEADERS = (
     "err O",
     "err LSE",
 )
-LEFT_ALIGNED = {"problem", "fused kernel"}
+LEFT_ALIGNED = ("problem", "fused kernel")
 PEERS = ("piped", "torch_flash", "best torch", "naive")
 CPU_WARNING = (
     "No GPU was used: the kernels ran on a model of one, thread by thread. Correctness is what this shows; "
@@ -44,17 +48,31 @@ def cells(comparison: Comparison) -> list[str]:
     return [
         comparison.label,
         tile(fused.kernel) if fused else "-",
-        _time(comparison, "fused"),
+        time_us(comparison, "fused"),
         number(fused.tflops) if fused else "-",
-        _time(comparison, "piped"),
-        _ratio(comparison.speedup("piped")),
-        f"{best.removeprefix('torch_')} {_time(comparison, best)}" if best else "-",
-        _ratio(comparison.speedup(best)),
-        _time(comparison, "naive"),
-        _ratio(comparison.speedup("naive")),
-        _error(fused.max_err_out) if fused else "-",
-        _error(fused.max_err_lse) if fused else "-",
+        time_us(comparison, "piped"),
+        ratio(comparison.speedup("piped")),
+        f"{best.removeprefix('torch_')} {time_us(comparison, best)}" if best else "-",
+        ratio(comparison.speedup(best)),
+        time_us(comparison, "naive"),
+        ratio(comparison.speedup("naive")),
+        error(fused.max_err_out) if fused else "-",
+        error(fused.max_err_lse) if fused else "-",
     ]
+
+
+class Layout(NamedTuple):
+    """The columns of a suite's table."""
+
+    headers: tuple[str, ...]
+    cells: Callable[[Comparison], list[str]]
+
+
+def layout(suite: str) -> Layout:
+    """The columns that a suite is shown in."""
+    if suite in MASK_SUITES:
+        return Layout(mask_tables.HEADERS, mask_tables.cells)
+    return Layout(HEADERS, cells)
 
 
 def heading(results: Results) -> str:
@@ -76,17 +94,24 @@ def heading(results: Results) -> str:
 
 
 def conclusions(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line per peer: fused's speed-up over it, as a whole."""
+    """One line per peer: fused's speed-up over it, as a whole; then one per kind of mask."""
     lines = []
+    plain, masked = split(comparisons)
     for peer in PEERS:
-        found = overall(comparisons, peer)
+        found = overall(plain, peer)
         if found is not None:
             lines.append(
                 f"fused against {peer.removeprefix('torch_')}: geometric mean {found.mean:.2f}x over "
                 f"{found.count} problems, least {found.least:.2f}x ({found.least_at}), "
                 f"greatest {found.greatest:.2f}x ({found.greatest_at})"
             )
-    return lines
+    return lines + mask_tables.conclusions(masked)
+
+
+def split(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Comparison]]:
+    """Those of the suites of plain problems, and those of the suites of masks."""
+    plain = [one for one in comparisons if one.problem.suite not in MASK_SUITES]
+    return plain, [one for one in comparisons if one.problem.suite in MASK_SUITES]
 
 
 def footnotes(comparisons: Sequence[Comparison]) -> list[str]:
@@ -110,7 +135,8 @@ def show(results: Results, console: Console) -> None:
     for suite, group in by_suite(comparisons).items():
         title = f"\n{suite}, {group[0].problem.dtype}"
         table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for header in HEADERS:
+        columns = layout(suite)
+        for header in columns.headers:
             # Two lines: the numbers below are narrow.
             lines = (
                 header.replace("/", "/\n", 1)
@@ -124,7 +150,7 @@ def show(results: Results, console: Console) -> None:
                 overflow="fold",
             )
         for comparison in group:
-            table.add_row(*map(escape, cells(comparison)))
+            table.add_row(*map(escape, columns.cells(comparison)))
         console.print(table)
         for line in footnotes(group):
             console.print(f"  {escape(line)}", style="dim", highlight=False)
@@ -142,36 +168,13 @@ def to_markdown(results: Results) -> str:
     lines = [heading(results), ""]
     for suite, group in by_suite(comparisons).items():
         lines += [f"**{suite}**, {group[0].problem.dtype}", ""]
-        lines.append("| " + " | ".join(HEADERS) + " |")
-        lines.append("|" + "|".join("---" if header in LEFT_ALIGNED else "---:" for header in HEADERS) + "|")
-        lines += ["| " + " | ".join(cells(comparison)) + " |" for comparison in group]
+        columns = layout(suite)
+        rule = ("---" if header in LEFT_ALIGNED else "---:" for header in columns.headers)
+        lines += ["| " + " | ".join(columns.headers) + " |", "|" + "|".join(rule) + "|"]
+        lines += ["| " + " | ".join(columns.cells(comparison)) + " |" for comparison in group]
         lines += ["", *(f"- {line}" for line in footnotes(group)), ""]
     if results.env.get("gpu") is None:
         lines.append(CPU_WARNING)
     else:
         lines += [f"- {line}" for line in conclusions(comparisons)]
     return "\n".join(lines) + "\n"
-
-
-def _time(comparison: Comparison, provider: str) -> str:
-    """Microseconds, or why there are none."""
-    time_us = comparison.time_us(provider)
-    if time_us is not None:
-        return number(time_us)
-    row = comparison.rows.get(provider)
-    return "-" if row is None else kind(row.status)
-
-
-def number(value: float | None) -> str:
-    """Three digits, or the whole number where it has more."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"

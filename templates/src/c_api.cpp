@@ -104,7 +104,8 @@ Status check_values(const sdpa_params &params) {
                {"num_heads_kv", params.num_heads_kv},
                {"seqlen_q", params.seqlen_q},
                {"seqlen_k", params.seqlen_k},
-               {"head_dim", params.head_dim}};
+               {"head_dim", params.head_dim},
+               {"head_dim_v", params.head_dim_v}};
   for (const auto &size : sizes) {
     const Status status = check_positive(size.name, size.value);
     if (!status.ok()) return status;
@@ -123,17 +124,82 @@ Status check_values(const sdpa_params &params) {
   return {};
 }
 
+Status check_element_alignment(const char *name, const void *pointer, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return {};
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is %p; it must be a multiple of %zu", name, pointer, bytes);
+}
+
+// What is optional must be there whole or not at all.
+Status check_options(const sdpa_params &params) {
+  if (params.mask_type < SDPA_MASK_NONE || params.mask_type > SDPA_MASK_F32)
+    return make_status(SDPA_INVALID_ARGUMENT, "mask_type is %d; allowed are %d to %d", params.mask_type,
+                       SDPA_MASK_NONE, SDPA_MASK_F32);
+  if ((params.mask == nullptr) != (params.mask_type == SDPA_MASK_NONE))
+    return make_status(SDPA_INVALID_ARGUMENT, "mask is %p and mask_type %d; allowed are null with %d, or neither",
+                       params.mask, params.mask_type, SDPA_MASK_NONE);
+  if (params.causal_bottom_right != 0 && !(params.causal_bottom_right == 1 && params.is_causal == 1))
+    return make_status(SDPA_INVALID_ARGUMENT, "causal_bottom_right is %d; it must be 0, or 1 with is_causal 1",
+                       params.causal_bottom_right);
+  if (params.total_q < 0 || params.total_k < 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "total_q is %d and total_k %d; they must be at least 0", params.total_q,
+                       params.total_k);
+  constexpr size_t kMaskBytes[] = {1, 1, 2, 2, 4};
+  const struct {
+    const char *name;
+    const void *pointer;
+    size_t bytes;
+  } arrays[] = {{"mask", params.mask, kMaskBytes[params.mask_type]},
+                {"philox_state", params.philox_state, sizeof(uint64_t)},
+                {"seqlens_q", params.seqlens_q, sizeof(int32_t)},
+                {"seqlens_k", params.seqlens_k, sizeof(int32_t)},
+                {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)},
+                {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)}};
+  for (const auto &array : arrays) {
+    const Status status = check_element_alignment(array.name, array.pointer, array.bytes);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// What only general kernels take.
+Status check_is_plain(const sdpa_kernel_info &info, const sdpa_params &params) {
+  const struct {
+    const char *name;
+    bool given;
+  } options[] = {{"mask", params.mask != nullptr},
+                 {"seqlens_q", params.seqlens_q != nullptr},
+                 {"seqlens_k", params.seqlens_k != nullptr},
+                 {"cu_seqlens_q", params.cu_seqlens_q != nullptr},
+                 {"cu_seqlens_k", params.cu_seqlens_k != nullptr},
+                 {"causal_bottom_right", params.causal_bottom_right != 0}};
+  for (const auto &option : options)
+    if (option.given)
+      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; only general kernels take it", info.name, option.name);
+  if (params.head_dim != info.head_dim || params.head_dim_v != info.head_dim)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d and head_dim_v %d; this kernel takes %d for both",
+                       info.name, params.head_dim, params.head_dim_v, info.head_dim);
+  if (params.is_causal != info.is_causal)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
+                       info.is_causal);
+  return {};
+}
+
+Status check_general(const sdpa_kernel_info &info, const sdpa_params &params) {
+  for (const int head_dim : {params.head_dim, params.head_dim_v})
+    if (head_dim > info.head_dim || head_dim % 8 != 0)
+      return make_status(SDPA_NOT_SUPPORTED,
+                         "%s: head_dim is %d and head_dim_v %d; this kernel takes multiples of 8 up to %d", info.name,
+                         params.head_dim, params.head_dim_v, info.head_dim);
+  return {};
+}
+
 // The compile-time choices of this row.
 Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
   if (params.dtype != info.dtype)
     return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name,
                        dtype_name(params.dtype), dtype_name(info.dtype));
-  if (params.head_dim != info.head_dim)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d; this kernel takes %d", info.name, params.head_dim,
-                       info.head_dim);
-  if (params.is_causal != info.is_causal)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
-                       info.is_causal);
+  const Status status = info.is_general ? check_general(info, params) : check_is_plain(info, params);
+  if (!status.ok()) return status;
   if ((params.p_dropout > 0.0f) != (info.has_dropout != 0))
     return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
                        static_cast<double>(params.p_dropout), info.has_dropout ? "more than 0" : "0 only");
@@ -142,6 +208,7 @@ Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
 
 Status check_problem(const KernelRow &row, const sdpa_params &params) {
   Status status = check_values(params);
+  if (status.ok()) status = check_options(params);
   if (status.ok()) status = check_row(row.info, params);
   if (status.ok()) status = row.can_implement(params);
   return status;
@@ -155,9 +222,8 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   } tensors[] = {{"q", params.q}, {"k", params.k}, {"v", params.v}, {"out", params.out}};
   for (const auto &tensor : tensors)
     if (tensor.pointer == nullptr) return null_argument(tensor.name);
-  if (reinterpret_cast<uintptr_t>(params.softmax_lse) % sizeof(float) != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "softmax_lse is %p; it must be a multiple of %zu",
-                       static_cast<void *>(params.softmax_lse), sizeof(float));
+  const Status status = check_element_alignment("softmax_lse", params.softmax_lse, sizeof(float));
+  if (!status.ok()) return status;
   const uint64_t needed = row.workspace_bytes(params);
   if (needed == 0) return {};
   if (params.workspace == nullptr || params.workspace_bytes < needed)

@@ -110,22 +110,33 @@ def test_launcher_passes_a_failure_on(tmp_path: Path, compiler: list[str]) -> No
 def test_check_finds_what_breaks_a_limit(change: dict[str, Any], complaint: str | None) -> None:
     sizes = {"spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0}
     kernel = {"name": "fmha_fwd_a", "registers": 222, **sizes}
-    manifest = {"kernels": [{"name": "fmha_fwd_a", "family": "fmha_fwd"}, {"name": "b", "family": "unfused"}]}
+    row = {"name": "fmha_fwd_a", "family": "fmha_fwd", "is_general": False}
+    manifest = {"kernels": [row, {"name": "b", "family": "unfused"}]}
     problems = resource_usage_script.find_problems([{"kernels": [kernel | change]}], manifest)
     assert [complaint in problem for problem in problems] == ([True] if complaint else [])
+
+
+@pytest.mark.parametrize(("stack_bytes", "is_allowed"), [(0, True), (192, True), (200, False)])
+def test_general_kernels_may_keep_a_little_in_local_memory(stack_bytes: int, is_allowed: bool) -> None:
+    kernel = {"name": "fmha_fwd_a", "registers": 255, "stack_bytes": stack_bytes}
+    manifest = {"kernels": [{"name": "fmha_fwd_a", "family": "fmha_fwd", "is_general": True}]}
+    assert (resource_usage_script.find_problems([{"kernels": [kernel]}], manifest) == []) is is_allowed
 
 
 def test_report_is_of_this_generation(resource_usage: dict[str, Any]) -> None:
     assert resource_usage["digest"] == manifest_of(resource_usage["space"])["digest"]
 
 
-def test_every_fused_kernel_is_compiled_without_spills(resource_usage: dict[str, Any]) -> None:
+def test_plain_kernels_are_compiled_without_spills(resource_usage: dict[str, Any]) -> None:
     compiled = kernels_of(resource_usage)
     fused = fused_rows(resource_usage)
     assert fused
     for row in fused:
         kernel = compiled[row["name"]]
-        assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
+        if row["is_general"]:
+            assert kernel["stack_bytes"] <= resource_usage_script.MAX_GENERAL_STACK_BYTES, kernel
+        else:
+            assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
         assert kernel["registers"] <= 255, kernel
         assert kernel["static_smem_bytes"] + kernel["dynamic_smem_bytes"] <= SM89_SMEM_BYTES, kernel
 

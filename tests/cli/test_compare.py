@@ -77,7 +77,8 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert status == 0, output
     assert "times and ratios on a CPU mean nothing" in " ".join(output.split())
-    assert list(rows) == list(PROVIDERS)
+    others = [name for name in PROVIDERS if name != "plain"]  # it would compute the same problem
+    assert list(rows) == others
     for name in ("fused", "piped"):
         assert rows[name].status == "ok"
         assert str(rows[name].kernel).startswith("fmha_fwd_" if name == "fused" else "unfused_")
@@ -93,8 +94,49 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not [value for value in env.values() if "/" in str(value)]  # no paths
     assert platform.node() not in str(env)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))) == len(PROVIDERS)
+    assert len(list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))) == len(others)
     assert "| B1 H2 S160 D32 |" in (tmp_path / "r.md").read_text()
+
+
+def test_masks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind of mask through the host library, beside the plain kernel and, on a CPU, torch's flash."""
+    path = tmp_path / "masks.json"
+    status = main(
+        ["compare", "--device", "cpu", "--suite", "host_masks", "--repeats", "1", "--json", str(path)]
+    )
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "over plain" in " ".join(output.split())
+    rows = {(row.mask, row.causal, row.p_dropout, row.provider): row for row in results.load(path).rows}
+    fused = [row for row in rows.values() if row.provider == "fused"]
+    plain = [row for row in rows.values() if row.provider == "plain"]
+    assert (len(fused), len(plain)) == (11, 10)  # grouped heads are plain themselves
+    for row in fused + plain:
+        assert row.status == "ok"
+        assert 0 < (row.max_err_out or 0) < 2e-3
+        assert (row.max_err_lse or 1) < 1e-4
+    for row in fused:
+        is_general = row.mask != "none" or row.p_dropout > 0
+        assert ("_general" in str(row.kernel)) == is_general
+        assert str(row.kernel).endswith("_general_dropout") == (row.p_dropout > 0)
+    assert not any("_general" in str(row.kernel) for row in plain)
+    flash = rows["dense", False, 0.0, "torch_flash"]
+    assert (flash.status, flash.visible) == ("ok", rows["dense", False, 0.0, "fused"].visible)
+    assert rows["none", False, 0.1, "torch_flash"].status.startswith("refused: ")
+    assert rows["packed", False, 0.0, "torch_cudnn"].status.startswith("refused: this backend takes packed")
+    assert "naive" not in {provider for *_, provider in rows}
+
+
+def test_a_wrong_plain_kernel_fails(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels.wrong = 0.01
+    path = tmp_path / "result.json"
+    command = ["compare", "--device", "cpu", "--filter", "*_padding", "--suite", "host_masks", "--quiet"]
+    assert main([*command, "--providers", "plain,naive", "--json", str(path)]) == 1
+    rows = {row.provider: row for row in results.load(path).rows}
+    assert rows["plain"].status.startswith("wrong: max error of O ")
+    assert rows["naive"].status == "ok"
 
 
 def test_right_answers_pass(kernels: Kernels, tmp_path: Path) -> None:
@@ -125,9 +167,9 @@ def test_peers_that_leave_nan_are_wrong(
 ) -> None:
     calls = []
 
-    def once(qkv: Any, *, causal: bool) -> torch.Tensor:
-        calls.append(causal)
-        return naive_attention(qkv, causal=causal) * (1.0 if len(calls) == 1 else math.nan)
+    def once(qkv: Any, **options: Any) -> torch.Tensor:
+        calls.append(options)
+        return naive_attention(qkv, **options) * (1.0 if len(calls) == 1 else math.nan)
 
     monkeypatch.setattr("sdpa_cutlass.cli.providers.naive_attention", once)
     status, rows = compare(tmp_path)
@@ -261,12 +303,27 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.gpu
+def test_masks_on_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    command = ["compare", "--device", "cuda", "--suite", "masks", "--filter", "*_h32_s512_d64*"]
+    assert main([*command, "--json", str(path)]) == 0
+    rows = results.load(path).rows
+    assert len(rows) == 10 * 5
+    for row in rows:
+        if row.provider in ("fused", "plain"):
+            assert row.status == "ok"
+            assert 1 < (row.gpu_us or 0) < 5000
+        if row.provider == "torch_efficient" and row.mask != "bias_f32":
+            assert row.status == "ok"
+
+
+@pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     status = main(["compare", "--device", "cuda", "--suite", "mission,real", "--json", str(path)])
     found = results.load(path)
     assert status == 0
-    assert len(found.rows) == 3 * len(PROVIDERS)
+    assert len(found.rows) == 3 * (len(PROVIDERS) - 1)
     assert found.env["gpu"]
     assert found.env["clocks"]["end"]
     for row in found.rows:

@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[str, Results | None, Sequence[str], str]] = {
     "open block": ("<!-- results: summary -->\n", None, [], "README.md:1: the block is not closed"),
     "nested": (2 * "<!-- results: summary -->\n" + "<!-- end results -->\n", None, [], "not closed"),
     "only an end": ("a\n<!-- end results -->\n", None, [], "README.md:2: .* without a beginning"),
-    "section": (EMPTY.format("other"), None, [], "section 'other' is none of summary, tables, plot"),
+    "section": (EMPTY.format("other"), None, [], "section .other. is none of summary, tables, plot, masks"),
 }
 
 

@@ -15,14 +15,15 @@ from tests.cli import rows as made
 
 KEYS = [
     "suite", "batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal",
-    "mask", "p_dropout", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us", "tflops", "max_err_out",
-    "max_err_lse", "status",
+    "mask", "p_dropout", "visible", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us", "tflops",
+    "max_err_out", "max_err_lse", "status",
 ]  # fmt: skip
 
 
 def test_keys_are_the_published_ones() -> None:
     document = json.loads(results.to_json(made.results()))
-    assert list(document) == ["env", "rows"]
+    assert list(document) == ["format", "env", "rows"]
+    assert document["format"] == 2
     assert [list(row) for row in document["rows"]] == [KEYS] * 6
 
 
@@ -39,6 +40,15 @@ def test_errors_that_are_not_numbers_survive() -> None:
     read = results.from_json(results.to_json(written)).rows[0]
     assert math.isnan(read.max_err_out or 0)
     assert read.max_err_lse == math.inf
+
+
+def test_files_of_format_1_are_read() -> None:
+    document = json.loads(results.to_json(made.results()))
+    del document["format"]
+    for row in document["rows"]:
+        del row["visible"]
+    for text in (json.dumps(document), json.dumps({"format": 1, **document})):
+        assert results.from_json(text) == made.results()
 
 
 def test_no_rows() -> None:
@@ -59,6 +69,8 @@ REFUSED = {
     "not JSON": ("{", "f: not JSON"),
     "a list": ("[]", "exactly the keys"),
     "a key too many": ('{"env": {}, "rows": [], "more": 1}', "exactly the keys"),
+    "a format to come": ('{"format": 3, "env": {}, "rows": []}', "format 3 is not among 1 to 2"),
+    "a format that is none": ('{"format": true, "env": {}, "rows": []}', "format True is not among"),
     "env": ('{"env": [], "rows": []}', "env must be an object"),
     "rows": ('{"env": {}, "rows": {}}', "rows must be a list"),
     "row": ('{"env": {}, "rows": [1]}', "row 0: must be an object"),
@@ -69,7 +81,8 @@ REFUSED = {
     "number for a bool": (broken(causal=1), "row 2: causal: 1 is not bool"),
     "null for a number": (broken(head_dim=None), "row 2: head_dim: None is not int"),
     "text for a time": (broken(gpu_us="fast"), "row 2: gpu_us: 'fast' is not float or null"),
-    "provider": (broken(provider="me"), "row 2: provider 'me' is none of fused, piped"),
+    "visible missing in format 2": (broken(visible=KEYS), r"row 2: missing keys \['visible'\]"),
+    "provider": (broken(provider="me"), "row 2: provider 'me' is none of fused, plain, piped"),
     "status": (broken(status=""), "row 2: status is empty"),
 }
 
@@ -101,5 +114,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 def test_csv() -> None:
     lines = results.to_csv(made.mission()).splitlines()
     assert lines[0] == ",".join(KEYS)
-    assert lines[5] == "mission,1,8,8,512,512,64,f16,False,none,0.0,torch_efficient,,,,,,,,refused: too small"
+    assert (
+        lines[5]
+        == "mission,1,8,8,512,512,64,f16,False,none,0.0,1.0,torch_efficient,,,,,,,,refused: too small"
+    )
     assert len(lines) == 7

@@ -28,6 +28,26 @@ def test_host_suite_is_small_and_covers_every_head_dim() -> None:
     assert max(case.problem().flops for case in cases) < 5e7
 
 
+def test_masks() -> None:
+    first, *cases = suites.masks()
+    assert first.name == "masks/b1_h8_s512_d64_padding"
+    assert len(cases) == 4 * 3 * 11
+    assert {case.name for case in cases} >= {
+        "masks/b8_h32_s2048_d64_lengths_full",
+        "masks/b2_h16_s8192_d128_bias_f32",
+        "masks/b8_h20_s2048_d96_causal_dropout",
+        "masks/b8_h24x6_s2048_d80",
+    }
+    assert {case.mask for case in cases} == {"none", *suites.MASKS}
+    small = suites.host_masks()
+    assert [case.name.partition("_s")[2].partition("_d")[2] for case in small] == [
+        case.name.partition("_s")[2].partition("_d")[2] for case in suites.matching(cases, ["*_s2048_d64*"])
+    ]
+    assert max(case.problem().flops for case in small) < 5e7
+    for case in (first, *cases, *small):
+        assert case.is_plain == (case.num_heads_kv < case.num_heads_q)
+
+
 @pytest.mark.parametrize("suite", suites.SUITES)
 def test_names_are_distinct(suite: str) -> None:
     names = [case.name for case in suites.cases_of([suite])]

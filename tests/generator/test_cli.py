@@ -94,7 +94,7 @@ def test_explain_of_an_illegal_kernel_in_no_space(capsys: pytest.CaptureFixture[
     assert _run("--explain", "fmha_fwd_sm89_d256_m128n128_s4_w4_f16_dropout") == 0
     text = capsys.readouterr().out
     assert "illegal; in the spaces: none" in text
-    assert "  REFUSED  dropout                the kernels with dropout are not written yet\n" in text
+    assert "  REFUSED  dropout                only the general kernels have dropout\n" in text
     assert "  REFUSED  smem                   589824 bytes" in text
     assert "  ok       block_m " in text
 

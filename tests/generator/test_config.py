@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -25,6 +26,7 @@ any_config = st.builds(
     head_dim=small,
     tile=tiles,
     causal=st.booleans(),
+    general=st.booleans(),
     dropout=st.booleans(),
 )
 # Configs near what the rules allow, so that properties of legal ones are met often.
@@ -83,9 +85,12 @@ def test_name_follows_the_grammar() -> None:
         head_dim=96,
         tile=Tile(block_m=32, block_n=64, stages=3, warps=8, kv_groups=4, q_in_regs=True),
         causal=True,
+        general=True,
         dropout=True,
     )
-    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_dropout"
+    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_general_dropout"
+    assert replace(c, causal=False).name.endswith("_bf16_general_dropout")
+    assert replace(c, general=False, dropout=False).name.endswith("_bf16_causal")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,8 @@ def test_name_follows_the_grammar() -> None:
         "fmha_fwd_sm89_d64_m128n64_s2_w4_g1_f16",  # two names for one kernel
         "fmha_fwd_sm89_d64_m128n64_s2_w4_qreg_g2_f16",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_causal",
+        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_causal",
+        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_general",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal ",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16\n",
         "fmha_fwd_sm89_d64_m128n64_s٢_w4_f16",  # a digit, but not an ASCII one
@@ -156,6 +163,27 @@ def test_registers() -> None:
     assert _fused("m128n128_s1_w8", 64).accumulator_registers == c.accumulator_registers // 2
 
 
+# A step's mask: two rows of a thread for each MMA row block, four registers for each 32 keys.
+@pytest.mark.parametrize(
+    ("tile", "mask_registers"),
+    [("m64n64_s1_w4", 2 * 2 * 4), ("m128n64_s1_w4", 4 * 2 * 4), ("m32n128_s1_w4_g2", 2 * 4 * 4)],
+)
+def test_registers_of_general_kernels(tile: str, mask_registers: int) -> None:
+    plain = _fused(tile, 64)
+    general = replace(plain, general=True)
+    dropout = replace(general, dropout=True)
+    assert general.registers == plain.registers + mask_registers
+    assert dropout.registers == plain.registers + config.DROPOUT_REGISTERS
+    assert plain.accumulator_registers == general.accumulator_registers == dropout.accumulator_registers
+
+
+def test_masks_can_cost_a_cta() -> None:
+    plain = _fused("m64n96_s1_w4", 32)
+    general = replace(plain, general=True)
+    assert (plain.ctas_per_sm, general.ctas_per_sm) == (3, 2)
+    assert replace(general, dropout=True).ctas_per_sm == 3
+
+
 @pytest.mark.parametrize(
     ("tile", "head_dim", "ctas_per_sm", "bound"),
     [
@@ -191,14 +219,13 @@ def test_promised_ctas_fit_one_sm() -> None:
 
 @given(sane_config)
 def test_resources_do_not_depend_on_the_variant(c: KernelConfig) -> None:
-    """One unit holds all variants and asserts shared memory once."""
-    for dtype in DType:
-        for causal in (False, True):
-            other = KernelConfig(
-                family=c.family, arch=c.arch, dtype=dtype, head_dim=c.head_dim, tile=c.tile, causal=causal
-            )
-            assert other.unit == c.unit
-            assert (other.smem_bytes, other.ctas_per_sm) == (c.smem_bytes, c.ctas_per_sm)
+    """One unit holds all variants and asserts shared memory once; masks and dropout cost registers."""
+    for dtype, causal, general, dropout in product(DType, *[(False, True)] * 3):
+        other = replace(c, dtype=dtype, causal=causal, general=general, dropout=dropout)
+        assert other.unit == c.unit
+        assert other.smem_bytes == c.smem_bytes
+        assert other.ctas_per_sm <= c.ctas_per_sm
+        assert general or dropout or other.ctas_per_sm == c.ctas_per_sm
 
 
 @given(any_config)

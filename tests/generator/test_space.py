@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from generator.config import DType, Family, Tile, parse
 from generator.rules import refusal
 from generator.space import IllegalTileError, Tables, build, tiles
 
-HEAD_DIMS = (32, 64, 80, 96, 128)
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+UNFUSED_HEAD_DIMS = (32, 64, 80, 96, 128)
 ROOT = Path(space.__file__).parent.parent
 
 
@@ -41,27 +43,49 @@ def test_release_is_the_whole_product_of_its_tables() -> None:
     for head_dim in HEAD_DIMS:
         fused = {c.tile for c in kernels if c.family is Family.FMHA_FWD and c.head_dim == head_dim}
         assert 2 <= len(fused) <= 4, f"compile time: head_dim {head_dim} has {len(fused)} tiles"
-    variants = {(c.family, c.head_dim, c.tile) for c in kernels}
-    assert {head_dim for _, head_dim, _ in variants} == set(HEAD_DIMS)
-    due = {(*variant, dtype, causal) for variant, dtype, causal in product(variants, DType, (False, True))}
-    assert {(c.family, c.head_dim, c.tile, c.dtype, c.causal) for c in kernels} == due
+    due = set()
+    for table, variants in (
+        (space.FMHA_FWD_TILES, [(), ("causal",)]),
+        (space.FMHA_FWD_GENERAL_TILES, [("general",), ("general", "dropout")]),
+    ):
+        assert set(table) == set(HEAD_DIMS)
+        listed = [(Family.FMHA_FWD, head_dim, tile) for head_dim in table for tile in table[head_dim]]
+        due |= {(*row, dtype, flags) for row, dtype, flags in product(listed, DType, variants)}
+    due |= set(product([Family.UNFUSED], UNFUSED_HEAD_DIMS, space.UNFUSED_TILES, DType, [(), ("causal",)]))
+    assert {(c.family, c.head_dim, c.tile, c.dtype, c.flags) for c in kernels} == due
     assert len(kernels) == len(due)
+
+
+def test_a_general_tile_may_be_a_plain_one_or_have_a_unit_of_its_own() -> None:
+    tables = _tables(d64="m64n64_s1_w4")
+    tables = replace(tables, fmha_fwd_general_tiles={64: tiles("m64n64_s1_w4", "m32n64_s1_w2")})
+    units: dict[str, set[str]] = {}
+    for c in build("release", tables).kernels:
+        units.setdefault(c.group, set()).add("_".join([c.dtype.value, *c.flags]))
+    general = {"f16_general", "f16_general_dropout", "bf16_general", "bf16_general_dropout"}
+    assert units == {
+        "fmha_fwd_sm89_d64_m64n64_s1_w4": {"f16", "f16_causal", "bf16", "bf16_causal", *general},
+        "fmha_fwd_sm89_d64_m32n64_s1_w2": general,
+    }
 
 
 def test_release_has_a_small_grid_kernel_and_piped_tiles_for_each_head_dim() -> None:
     kernels = build("release").kernels
     assert any(c.tile.kv_groups > 1 for c in kernels if c.family is Family.FMHA_FWD)
-    for head_dim in HEAD_DIMS:
+    for head_dim in UNFUSED_HEAD_DIMS:
         assert len({c.tile for c in kernels if c.family is Family.UNFUSED and c.head_dim == head_dim}) >= 2
 
 
 def test_smoke_is_a_handful_that_touches_every_axis() -> None:
     fused = [c for c in build("smoke").kernels if c.family is Family.FMHA_FWD]
-    assert len(fused) <= 12
+    assert len(fused) <= 17
     assert {(c.head_dim, c.dtype) for c in fused} == set(product(HEAD_DIMS, DType))
     assert {(c.head_dim, c.causal) for c in fused} == set(product(HEAD_DIMS, (False, True)))
     assert {(c.dtype, c.causal) for c in fused} == set(product(DType, (False, True)))
     assert {c.tile.kv_groups > 1 for c in fused} == {False, True}
+    general = [c for c in fused if c.general]
+    assert {(c.dtype, c.dropout) for c in general} == set(product(DType, (False, True)))
+    assert {c.unit for c in general} <= {c.unit for c in fused if not c.general}  # no unit of their own
     release = {c.name for c in build("release").kernels}
     assert {c.name for c in build("smoke").kernels} <= release
 
@@ -71,13 +95,15 @@ def test_smoke_has_a_piped_row_beside_every_fused_problem() -> None:
     problems = {
         family: {(c.head_dim, c.dtype, c.causal) for c in kernels if c.family is family} for family in Family
     }
-    assert problems[Family.FMHA_FWD] <= problems[Family.UNFUSED]
+    covered = {problem for problem in problems[Family.FMHA_FWD] if problem[0] in UNFUSED_HEAD_DIMS}
+    assert covered <= problems[Family.UNFUSED]
     assert len({c.tile for c in kernels if c.family is Family.UNFUSED}) == 1
 
 
 def test_sweep_spans_its_axes_for_each_head_dim() -> None:
     kernels = [c for c in build("sweep").kernels if c.family is Family.FMHA_FWD]
-    for head_dim in HEAD_DIMS:
+    assert {c.head_dim for c in kernels} == set(HEAD_DIMS)
+    for head_dim in UNFUSED_HEAD_DIMS:  # the largest has room for few tiles
         swept = [c.tile for c in kernels if c.head_dim == head_dim]
         assert {tile.block_m for tile in swept} >= {32, 64, 128}
         assert {tile.block_n for tile in swept} >= {64, 128}
@@ -86,12 +112,12 @@ def test_sweep_spans_its_axes_for_each_head_dim() -> None:
         assert {tile.q_in_regs for tile in swept} == {False, True}
         assert {tile.kv_groups for tile in swept} >= {1, 2, 4}
     assert {c.dtype for c in kernels} == {DType.F16}
-    assert {c.causal for c in kernels} == {False, True}
+    assert {c.flags for c in kernels} == {(), ("causal",)}
 
 
-def test_sweep_contains_the_fused_release_tiles() -> None:
+def test_sweep_contains_the_plain_release_kernels() -> None:
     swept = {c.name for c in build("sweep").kernels}
-    release = [c.name for c in build("release").kernels if c.dtype is DType.F16]
+    release = [c.name for c in build("release").kernels if c.dtype is DType.F16 and not c.general]
     assert [name for name in release if name not in swept] == []
 
 
@@ -139,6 +165,14 @@ def test_a_head_dim_beyond_the_gemms_has_no_piped_rows() -> None:
     }
 
 
+def test_a_general_tile_that_is_illegal_is_an_error() -> None:
+    tables = replace(_tables(d64="m64n48_s1_w4"), fmha_fwd_general_tiles={64: tiles("m64n48_s1_w4")})
+    with pytest.raises(IllegalTileError) as error:
+        build("release", tables)
+    assert str(error.value).count("general_block_n: ") == 4  # two dtypes, with and without dropout
+    assert "_causal" not in str(error.value)
+
+
 def test_a_tile_listed_twice_is_an_error() -> None:
     with pytest.raises(IllegalTileError, match="fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal: listed 2 times"):
         build("release", _tables(d64="m64n64_s1_w4 m64n64_s1_w4"))
@@ -160,6 +194,7 @@ def test_a_head_dim_is_one_more_entry(name: str) -> None:
     tables = Tables(
         fmha_fwd_tiles={**space.FMHA_FWD_TILES, 112: [Tile(block_m=64, block_n=64, stages=1, warps=4)]},
         unfused_tiles=space.UNFUSED_TILES,
+        fmha_fwd_general_tiles=space.FMHA_FWD_GENERAL_TILES,
     )
     added = {c.name for c in build(name, tables).kernels} - {c.name for c in build(name).kernels}
     assert {parse(kernel).family for kernel in added if parse(kernel).head_dim == 112} == set(Family)

@@ -1,4 +1,9 @@
-"""Parametrises `fused_kernel` and `unfused_kernel` over every row of the registry on every device under test.
+"""Parametrises a test's kernel over the rows of the registry, on every device under test.
+
+    fused_kernel     plain fused kernels
+    general_kernel   those for masks, lengths and any head_dim, without dropout
+    dropout_kernel   the same with dropout
+    unfused_kernel   the piped baseline
 
 The test id is the kernel's name and the device. When a library cannot be loaded, each test fails once and
 says how to build it. `@pytest.mark.kernels(causal=..., head_dim=..., device=...)` narrows the rows of one
@@ -8,37 +13,44 @@ test.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
 from sdpa_cutlass.errors import LibraryError
-from sdpa_cutlass.registry import Family
+from sdpa_cutlass.registry import Family, KernelInfo
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 
-_FIXTURES = {"fused_kernel": Family.FMHA_FWD, "unfused_kernel": Family.UNFUSED}
+_ROWS: dict[str, Callable[[KernelInfo], bool]] = {
+    "fused_kernel": lambda row: row.family is Family.FMHA_FWD and not row.is_general,
+    "general_kernel": lambda row: row.is_general and not row.has_dropout,
+    "dropout_kernel": lambda row: row.is_general and row.has_dropout,
+    "unfused_kernel": lambda row: row.family is Family.UNFUSED,
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for fixture, family in _FIXTURES.items():
+    for fixture, belongs in _ROWS.items():
         if fixture in metafunc.fixturenames:
             wanted = metafunc.definition.get_closest_marker("kernels")
-            cases = _cases(metafunc.config, family, **(wanted.kwargs if wanted else {}))
+            cases = _cases(metafunc.config, belongs, **(wanted.kwargs if wanted else {}))
             metafunc.parametrize(fixture, cases, indirect=True)
 
 
 def _cases(
     config: pytest.Config,
-    family: Family,
+    belongs: Callable[[KernelInfo], bool],
     *,
     causal: bool | None = None,
     head_dim: int | None = None,
     device: str | None = None,
 ) -> list:
-    """The kernels of `family`, narrowed by what a test's `kernels` mark asks for."""
+    """The kernels that belong to a fixture, narrowed by what a test's `kernels` mark asks for."""
     cases = []
     for where in devices(config) if device is None else [device]:
         try:
@@ -49,10 +61,7 @@ def _cases(
         cases += [
             pytest.param(TestedKernel(where, row), id=f"{row.name}@{where}")
             for row in rows
-            if row.family is family
-            and not row.has_dropout
-            and causal in (None, row.is_causal)
-            and head_dim in (None, row.head_dim)
+            if belongs(row) and causal in (None, row.is_causal) and head_dim in (None, row.head_dim)
         ]
     return cases
 
@@ -69,13 +78,24 @@ def fused_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 
 @pytest.fixture
+def general_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def dropout_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
 def unfused_kernel(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _host_threads(pytestconfig: pytest.Config) -> None:
-    """Under xdist every worker keeps to one core."""
+    """Kernels have all cores, or one under xdist. References are too small to gain from more than one."""
+    torch.set_num_threads(1)
     if "cpu" in devices(pytestconfig):
         with contextlib.suppress(LibraryError):
             library(Target.HOST).host_configure(num_threads=HOST_THREADS)

@@ -2,7 +2,7 @@
 
 Inputs get NaN rows behind every head's last row and NaN guards around the whole allocation, so that a value
 read from beyond a tensor shows in the result. Outputs start as NaN with a recognisable payload, and every
-element outside them has to keep it.
+element outside them has to keep it. General kernels have their own problems and their own run: general.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sdpa_cutlass.select import refusal
 HOST_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 0  # 0: all cores
 TORCH_DTYPES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 _INTEGERS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
-_POISON = {torch.float16: 0x7E57, torch.bfloat16: 0x7FD7, torch.float32: 0x7FC0BEEF}  # NaNs
-_INPUT_POISON = {
+OUTPUT_POISON = {torch.float16: 0x7E57, torch.bfloat16: 0x7FD7, torch.float32: 0x7FC0BEEF}  # NaNs
+INPUT_POISON = {
     torch.float16: 0x7E11,
     torch.bfloat16: 0x7FC1,
 }  # others, to tell a NaN read from one left over
 _GUARD = 512  # elements in front of and behind a tensor
-_SPARE_ROWS = 40  # NaN rows behind each head
+SPARE_ROWS = 40  # NaN rows behind each head
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class TestedKernel:
     @property
     def alignments(self) -> tuple[Causal | None, ...]:
         """The causal alignments that this kernel computes."""
+        if self.info.is_general:
+            return (None, *Causal)
         return tuple(Causal) if self.info.is_causal else (None,)
 
     @property
@@ -56,7 +58,11 @@ class TestedKernel:
 
 
 class Guarded:
-    """A tensor inside a poisoned allocation, with `spare_rows` poisoned rows behind the rows of each head."""
+    """A tensor [B, H, S, ...] inside a poisoned allocation.
+
+    Behind the rows of each head lie `spare_rows` poisoned rows, behind each row `spare_columns` poisoned
+    elements. The checks leave out the rows that are True in `unused` [S]: those count as outside.
+    """
 
     def __init__(
         self,
@@ -66,11 +72,13 @@ class Guarded:
         *,
         poison: int,
         spare_rows: int = 0,
+        spare_columns: int = 0,
         bshd: bool = False,
+        unused: torch.Tensor | None = None,
     ) -> None:
         self._poison = poison
         batch, heads, seqlen, *rest = shape
-        width = math.prod(rest)
+        width = math.prod(rest) + spare_columns
         rows = seqlen + spare_rows
         strides = (
             (rows * heads * width, width, heads * width)
@@ -82,9 +90,10 @@ class Guarded:
         size = batch * heads * rows * width + 2 * _GUARD
         self._storage = torch.full((size,), self._poison, dtype=_INTEGERS[dtype], device=device)
         self.tensor = self._storage.view(dtype).as_strided(shape, strides, _GUARD)
-        outside = torch.ones(size, dtype=torch.bool, device=device)
-        outside.as_strided(shape, strides, _GUARD).fill_(False)
-        self._outside = outside
+        self._unused = torch.zeros(seqlen, dtype=torch.bool) if unused is None else unused
+        self._unused = self._unused.to(device).reshape(seqlen, *(1 for _ in rest)).expand(shape)
+        self._outside = torch.ones(size, dtype=torch.bool, device=device)
+        self._outside.as_strided(shape, strides, _GUARD).copy_(self._unused)
 
     def check_untouched(self, what: str) -> None:
         """Fails when anything outside the tensor was written."""
@@ -94,7 +103,7 @@ class Guarded:
     def check_written(self, what: str) -> None:
         """Fails when an element of the tensor still holds the poison."""
         integers = self.tensor.view(_INTEGERS[self.tensor.dtype])
-        left = int((integers == self._poison).sum())
+        left = int(((integers == self._poison) & ~self._unused).sum())
         assert left == 0, f"{what}: {left} elements were never written"
 
 
@@ -132,10 +141,8 @@ def random_inputs(
     heads_kv = heads if heads_kv is None else heads_kv
     tensors = []
     for shape in ((batch, heads, seqlen_q, head_dim), *((batch, heads_kv, seqlen_k, head_dim),) * 2):
-        poison = _INPUT_POISON[kernel.dtype]
-        guarded = Guarded(
-            shape, kernel.dtype, kernel.device, poison=poison, spare_rows=_SPARE_ROWS, bshd=bshd
-        )
+        poison = INPUT_POISON[kernel.dtype]
+        guarded = Guarded(shape, kernel.dtype, kernel.device, poison=poison, spare_rows=SPARE_ROWS, bshd=bshd)
         guarded.tensor.copy_(torch.randn(shape, generator=generator))
         tensors.append(guarded.tensor)
     if kernel.dtype is torch.bfloat16:
@@ -156,9 +163,9 @@ def run_kernel(
     operands = checks.canonical_operands(inputs.q, inputs.k, inputs.v, enable_gqa=True)
     problem = checks.problem_of(operands, causal)
     shape = tuple(inputs.q.shape)
-    poison = _POISON[kernel.dtype]
-    out = Guarded(shape, kernel.dtype, kernel.device, poison=poison, spare_rows=_SPARE_ROWS, bshd=bshd)
-    lse = Guarded(shape[:3], torch.float32, kernel.device, poison=_POISON[torch.float32])
+    poison = OUTPUT_POISON[kernel.dtype]
+    out = Guarded(shape, kernel.dtype, kernel.device, poison=poison, spare_rows=SPARE_ROWS, bshd=bshd)
+    lse = Guarded(shape[:3], torch.float32, kernel.device, poison=OUTPUT_POISON[torch.float32])
     library, device = library_for(inputs.q)
     scale = checks.softmax_scale(scale, problem.head_dim)
     q, k, v = operands.query, operands.key, operands.value

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.problem import Causal
+from tests.kernels.general import Case, Lengths, random_qkv, run_case
+from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel, random_inputs, run_kernel
+from tests.kernels.masks import MASK_DTYPES, random_mask
 from tests.kernels.numerics import check_numerics
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +35,55 @@ def test_large_unfused(unfused_kernel: TestedKernel, batch: int, heads: int, seq
     inputs = random_inputs(unfused_kernel, seqlen, seqlen, batch=batch, heads=heads)
     for causal in unfused_kernel.alignments:
         check_numerics(unfused_kernel, inputs, causal=causal)
+
+
+def large_cases(kernel: TestedKernel, seqlen_q: int, seqlen_k: int) -> list[Case]:
+    """Every kind of mask, then padded and packed sequences."""
+    inputs = random_qkv(kernel, seqlen_q, seqlen_k, batch=2, heads=4, heads_kv=2)
+    common = {
+        "p_dropout": 0.2 if kernel.info.has_dropout else 0.0,
+        "philox": PhiloxState(2**40 + 1, 2**33 + 4),
+    }
+    cases = [
+        Case(**inputs, **common, mask=random_mask(dtype, (2, 1, seqlen_q, seqlen_k), kernel.device))
+        for dtype in MASK_DTYPES
+    ]
+    padded = {
+        "lengths_q": Lengths(seqlens=(seqlen_q - 5, seqlen_q)),
+        "lengths_k": Lengths(seqlens=(seqlen_k, seqlen_k // 2)),
+    }
+    cases.append(Case(**inputs, **common, **padded, causal=Causal.BOTTOM_RIGHT))
+    packed = {
+        "lengths_q": Lengths(cu_seqlens=(0, seqlen_q // 3, seqlen_q - 1)),
+        "lengths_k": Lengths(cu_seqlens=(3, seqlen_k // 2, seqlen_k)),
+    }
+    one = {name: tensor[:1] for name, tensor in inputs.items()}
+    cases.append(Case(**one, **common, **packed, causal=Causal.TOP_LEFT))
+    return cases
+
+
+@pytest.mark.kernels(device="cuda")
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1025, 2049), (2048, 2048)])
+def test_large_general(general_kernel: TestedKernel, seqlen_q: int, seqlen_k: int) -> None:
+    for case in large_cases(general_kernel, seqlen_q, seqlen_k):
+        check_case(general_kernel, case)
+
+
+@pytest.mark.kernels(device="cuda")
+def test_large_dropout(dropout_kernel: TestedKernel) -> None:
+    for case in large_cases(dropout_kernel, 1025, 2049):
+        check_case(dropout_kernel, case)
+
+
+@pytest.mark.kernels(device="cuda")
+def test_repeated_runs_of_dropout_give_the_same_bits(dropout_kernel: TestedKernel) -> None:
+    for case in large_cases(dropout_kernel, 333, 555):
+        used = ~case.unused_rows().to(dropout_kernel.device)
+        expected, expected_lse = run_case(dropout_kernel, case)
+        for _ in range(10):
+            out, lse = run_case(dropout_kernel, case)
+            assert torch.equal(out[:, :, used], expected[:, :, used])
+            assert torch.equal(lse[:, :, used], expected_lse[:, :, used])
 
 
 @pytest.mark.kernels(device="cuda")

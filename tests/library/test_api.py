@@ -13,8 +13,9 @@ import sdpa_cutlass
 from sdpa_cutlass import (
     Causal,
     Family,
-    api,
     attention,
+    calls,
+    planning,
     scaled_dot_product_attention,
     select,
     unfused_attention,
@@ -180,24 +181,24 @@ def test_scales(rand: Rand) -> None:
 
 
 def test_a_known_signature_reuses_its_plan(monkeypatch: pytest.MonkeyPatch, rand: Rand) -> None:
-    monkeypatch.setattr(api, "_plans", {})
+    monkeypatch.setattr(calls, "_plain", {})
     q, k = rand(1, 2, 9, 64), rand(1, 2, 9, 64, seed=1)
     first = attention(q, k, k)
-    assert len(api._plans) == 1
-    monkeypatch.setattr(api, "choose", None)  # planning again would fail
+    assert len(calls._plain) == 1
+    monkeypatch.setattr(planning, "choose", None)  # planning again would fail
     assert torch.equal(attention(q, k, k), first)
     swapped = attention(k, q, q)
     expect(swapped, k, q, q)
-    assert len(api._plans) == 1
+    assert len(calls._plain) == 1
 
 
 def test_the_plan_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, rand: Rand) -> None:
-    monkeypatch.setattr(api, "_plans", {})
-    monkeypatch.setattr(api, "_MAX_PLANS", 2)
+    monkeypatch.setattr(calls, "_plain", {})
+    monkeypatch.setattr(calls, "_MAX_PLANS", 2)
     for seqlen in range(1, 6):
         q = rand(1, 1, seqlen, 64)
         attention(q, q, q)
-        assert 1 <= len(api._plans) <= 2
+        assert 1 <= len(calls._plain) <= 2
 
 
 def test_threads_do_not_share_parameters(rand: Rand) -> None:
@@ -232,9 +233,9 @@ def test_a_kernel_can_be_named(rand: Rand) -> None:
 
 def test_a_kernel_can_be_forced(monkeypatch: pytest.MonkeyPatch, rand: Rand) -> None:
     q = rand(1, 2, 9, 64)
-    worst = sdpa_cutlass.explain(q, q, q).candidates
-    worst = [candidate.kernel.name for candidate in worst if candidate.refusal is None][-1]
-    monkeypatch.setattr(select, "forced_pattern", lambda: worst[:-3] + "*")
+    legal = [c.kernel for c in sdpa_cutlass.explain(q, q, q).candidates if c.refusal is None]
+    worst = [kernel.name for kernel in legal if not kernel.is_general][-1]
+    monkeypatch.setattr(select, "forced_pattern", lambda: worst[:-3] + "?16")
     found = sdpa_cutlass.explain(q, q, q)
     assert found.choice.kernel.name == worst
     assert "SDPA_CUTLASS_FORCE_KERNEL" in found.choice.reason

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import attention, scaled_dot_product_attention
+from sdpa_cutlass import attention, scaled_dot_product_attention, unfused_attention
 from sdpa_cutlass.device import DeviceInfo, archs_serve, check_can_serve
 
 
@@ -17,7 +17,8 @@ def half(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
-Q, K = half(2, 4, 8, 64), half(2, 4, 10, 64)
+Q, K, OVER = half(2, 4, 8, 64), half(2, 4, 10, 64), half(2, 4, 8, 64)
+MASK, LENGTHS = torch.ones(8, 10, dtype=torch.bool), torch.ones(2, dtype=torch.int32)
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "not a tensor": (lambda: attention([1], K, K), TypeError, r"query is a list; allowed is a torch\.Tensor"),
@@ -45,11 +46,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "key has head_dim 32 .* query has 64",
     ),
-    "value's head_dim": (
-        lambda: attention(Q, K, half(2, 4, 10, 32)),
-        NotImplementedError,
-        "value has head_dim 32",
-    ),
     "seqlen": (lambda: attention(Q, K, half(2, 4, 11, 64)), ValueError, "value has seqlen 11 .* key has 10"),
     "batch": (
         lambda: attention(Q, half(3, 4, 10, 64), half(3, 4, 10, 64)),
@@ -72,9 +68,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "key has 4 heads .* value has 2",
     ),
     "unbuilt head_dim": (
-        lambda: attention(half(1, 1, 4, 72), half(1, 1, 4, 72), half(1, 1, 4, 72)),
+        lambda: attention(half(1, 1, 4, 264), half(1, 1, 4, 264), half(1, 1, 4, 264)),
         NotImplementedError,
-        r"no fmha_fwd kernel can run .*head_dim=72(.|\n)*serve head_dim 32, 64, 80, 96, 128",
+        r"no fmha_fwd kernel can run .*head_dim=264(.|\n)*32, 64, 80, 96, 128.*, and up to \d+ with general",
+    ),
+    "unbuilt head_dim of value": (
+        lambda: attention(Q, K, half(2, 4, 10, 264)),
+        NotImplementedError,
+        "no fmha_fwd kernel can run .*head_dim=64/264",
+    ),
+    "head_dim without a baseline": (
+        lambda: unfused_attention(half(1, 1, 4, 72), half(1, 1, 4, 72), half(1, 1, 4, 72)),
+        NotImplementedError,
+        "no unfused kernel can run .*head_dim=72",
     ),
     "causal": (
         lambda: attention(Q, K, K, causal="left"),
@@ -89,20 +95,94 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "NaN scale": (lambda: attention(Q, K, K, scale=float("nan")), ValueError, "scale=nan"),
     "scale of another type": (lambda: attention(Q, K, K, scale="1"), TypeError, "scale='1' is a str"),
-    "attn_mask": (
-        lambda: scaled_dot_product_attention(Q, K, K, attn_mask=torch.ones(8, 10, dtype=torch.bool)),
-        NotImplementedError,
-        "attn_mask is not supported yet.* planned for",
+    "attn_mask and is_causal": (
+        lambda: scaled_dot_product_attention(Q, K, K, MASK, is_causal=True),
+        ValueError,
+        "Explicit attn_mask should not be set when is_causal=True",
     ),
-    "dropout": (
-        lambda: scaled_dot_product_attention(Q, K, K, dropout_p=0.1),
-        NotImplementedError,
-        "dropout_p=0.1 is not supported yet.* planned for",
+    "mask of another type": (lambda: attention(Q, K, K, attn_mask="m"), TypeError, "attn_mask is a str; all"),
+    "integer mask": (
+        lambda: attention(Q, K, K, attn_mask=MASK.int()),
+        TypeError,
+        r"attn_mask has dtype torch\.int32; allowed are torch\.bool .* torch\.float32",
     ),
-    "dropout above 1": (
+    "float64 mask": (
+        lambda: attention(Q, K, K, attn_mask=MASK.double()),
+        TypeError,
+        "torch.float64; allowed",
+    ),
+    "mask's device": (
+        lambda: attention(Q, K, K, attn_mask=MASK.to("meta")),
+        TypeError,
+        "attn_mask is on meta; query is on cpu",
+    ),
+    "sparse mask": (
+        lambda: attention(Q, K, K, attn_mask=MASK.to_sparse()),
+        TypeError,
+        r"attn_mask has layout torch\.sparse_coo",
+    ),
+    "mask's rows": (
+        lambda: attention(Q, K, K, attn_mask=MASK[:7]),
+        ValueError,
+        r"attn_mask has shape \(7, 10\); allowed is any shape that broadcasts to \(2, 4, 8, 10\)",
+    ),
+    "mask's heads": (
+        lambda: attention(Q, K, K, attn_mask=MASK.expand(3, 8, 10)),
+        ValueError,
+        r"attn_mask has shape \(3, 8, 10\)",
+    ),
+    "mask that broadcasts the inputs": (
+        lambda: attention(Q[:1], K[:1], K[:1], attn_mask=MASK.expand(2, 1, 8, 10)),
+        ValueError,
+        r"broadcasts to \(1, 4, 8, 10\)",
+    ),
+    "mask of too high a rank": (
+        lambda: attention(Q[0], K[0], K[0], attn_mask=MASK.expand(1, 1, 4, 8, 10)),
+        ValueError,
+        r"broadcasts to \(4, 8, 10\)",
+    ),
+    "mask's grad": (
+        lambda: attention(Q, K, K, attn_mask=MASK.float().requires_grad_()),
+        NotImplementedError,
+        r"attn_mask requires grad.*torch\.no_grad\(\)",
+    ),
+    "dropout_p": (
         lambda: scaled_dot_product_attention(Q, K, K, dropout_p=1.5),
         ValueError,
-        "dropout_p=1.5",
+        "dropout_p=1.5; ",
+    ),
+    "dropout_p's type": (
+        lambda: scaled_dot_product_attention(Q, K, K, dropout_p="0"),
+        TypeError,
+        "dropout_p='0' is a str",
+    ),
+    "p_dropout": (lambda: attention(Q, K, K, p_dropout=-0.1), ValueError, "p_dropout=-0.1; allowed is a pro"),
+    "p_dropout NaN": (lambda: attention(Q, K, K, p_dropout=float("nan")), ValueError, "p_dropout=nan"),
+    "p_dropout None": (lambda: attention(Q, K, K, p_dropout=None), TypeError, "p_dropout=None is a NoneType"),
+    "lengths' type": (
+        lambda: attention(Q, K, K, seqlens_k=[1, 2]),
+        TypeError,
+        "seqlens_k is a list; allowed",
+    ),
+    "lengths' dtype": (
+        lambda: attention(Q, K, K, seqlens_q=torch.ones(2, dtype=torch.int64)),
+        TypeError,
+        r"seqlens_q has dtype torch\.int64; allowed is torch\.int32",
+    ),
+    "lengths' device": (
+        lambda: attention(Q, K, K, seqlens_k=LENGTHS.to("meta")),
+        TypeError,
+        "seqlens_k is on meta; query is on cpu",
+    ),
+    "lengths' shape": (
+        lambda: attention(Q, K, K, seqlens_q=LENGTHS[:1]),
+        ValueError,
+        r"seqlens_q has shape \(1,\); allowed is \(2,\)",
+    ),
+    "lengths' stride": (
+        lambda: attention(Q, K, K, seqlens_k=LENGTHS.repeat(2)[::2]),
+        ValueError,
+        "seqlens_k has stride 2; it must be contiguous",
     ),
     "grad": (
         lambda: attention(Q, K.clone().requires_grad_(), K),
@@ -144,6 +224,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "share their",
     ),
+    "out overlaps the mask": (
+        lambda: attention(Q, K, K, attn_mask=OVER[..., :10], out=OVER),
+        ValueError,
+        "out overlaps attn_mask in memory",
+    ),
     "out overlaps": (lambda: attention(Q, K, K, out=Q), ValueError, "out overlaps query in memory"),
     "kernel": (
         lambda: attention(Q, K, K, kernel="fmha_fwd_none"),
@@ -173,9 +258,29 @@ def test_refused_as_well_when_the_signature_is_known(case: str) -> None:
     test_refused(case)
 
 
+def test_refused_as_well_when_the_signature_with_a_mask_is_known() -> None:
+    bias = MASK.float()
+    out, whole = torch.empty_like(Q), half(Q.numel() + 1)
+    attention(Q, K, K, attn_mask=bias)
+    attention(Q, K, K, attn_mask=bias, out=out)
+    attention(Q, K, K, attn_mask=OVER[..., :10], out=out)
+    with pytest.raises(NotImplementedError, match="key requires grad"):
+        attention(Q, K.clone().requires_grad_(), K, attn_mask=bias)
+    with pytest.raises(NotImplementedError, match="attn_mask requires grad"):
+        attention(Q, K, K, attn_mask=bias.clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match="out requires grad"):
+        attention(Q, K, K, attn_mask=bias, out=out.clone().requires_grad_())
+    with pytest.raises(ValueError, match="out overlaps attn_mask"):
+        attention(Q, K, K, attn_mask=OVER[..., :10], out=OVER)
+    with pytest.raises(ValueError, match="out starts at address"):
+        attention(Q, K, K, attn_mask=bias, out=whole[1:].view(Q.shape))
+    with torch.no_grad():
+        attention(Q, K, K, attn_mask=bias.clone().requires_grad_())
+
+
 def test_a_kernel_that_does_not_fit_says_why() -> None:
     other = next(row for row in sdpa_cutlass.kernels() if row.head_dim == 32 and row.name.startswith("fmha"))
-    with pytest.raises(sdpa_cutlass.NoKernelError, match="head_dim is 32, not 64"):
+    with pytest.raises(sdpa_cutlass.NoKernelError, match=r"head_dim is (32, not 64|at most 32)"):
         attention(Q, K, K, kernel=other.name)
 
 

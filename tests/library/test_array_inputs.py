@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import api, attention, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass import attention, planning, scaled_dot_product_attention, unfused_attention
 from sdpa_cutlass.arrays import as_tensor
 from sdpa_cutlass.errors import ArgumentTypeError
 
@@ -111,7 +111,7 @@ def test_bfloat16_arrays() -> None:
 
 def test_a_known_signature_reuses_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = attention(Q, K, K)
-    monkeypatch.setattr(api, "choose", None)  # planning again would fail
+    monkeypatch.setattr(planning, "choose", None)  # planning again would fail
     assert torch.equal(attention(Q.numpy(), K.numpy(), DLPackOnly(K)), expected)
 
 

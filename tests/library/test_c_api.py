@@ -20,6 +20,8 @@ _TYPES = {
     "float": ctypes.c_float,
     "const char *": ctypes.c_char_p,
     "const void *": ctypes.c_void_p,
+    "const uint64_t *": ctypes.c_void_p,
+    "const int32_t *": ctypes.c_void_p,
     "void *": ctypes.c_void_p,
     "float *": ctypes.c_void_p,
     "int32_t *": ctypes.POINTER(ctypes.c_int32),
@@ -77,5 +79,5 @@ def test_constants() -> None:
 
 
 def test_every_status_but_ok_has_an_error() -> None:
-    statuses = {int(value) for value in re.findall(r"SDPA_(?!DTYPE|BUILT)\w+ = (\d)", _code())}
+    statuses = {int(value) for value in re.findall(r"SDPA_(?!DTYPE|BUILT|MASK)\w+ = (\d)", _code())}
     assert set(_c_api._ERRORS) == statuses - {_c_api.OK}

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 import sdpa_cutlass
 from sdpa_cutlass import flash_impl
 from sdpa_cutlass.errors import UnsupportedError
+from sdpa_cutlass.torch_sdpa import HeadDims
+
+HEAD_DIMS = HeadDims(plain=frozenset({64}), general=64, dropout=64)
 
 
 def half(*shape: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
@@ -36,7 +39,7 @@ def test_the_swap_point_is_activated_and_restored(monkeypatch: pytest.MonkeyPatc
             "aten::_scaled_dot_product_flash_attention", "CUDA"
         )
 
-    monkeypatch.setattr(flash_impl, "cuda_head_dims", lambda: {torch.device("cuda", 0): frozenset({64})})
+    monkeypatch.setattr(flash_impl, "cuda_head_dims", lambda: {torch.device("cuda", 0): HEAD_DIMS})
     had_a_kernel = is_registered()  # torch's own, in a CUDA build
     torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
     try:
@@ -65,7 +68,7 @@ def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
     q, k = half(2, 4, 9, 64, device=device), half(2, 4, 11, 64, device=device)
     inputs = (tensor.float() for tensor in (q, k, k))
     expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal, scale=0.3)
-    kernel = flash_impl.make_kernel({q.device: frozenset({64})}, FakeOriginal())
+    kernel = flash_impl.make_kernel({q.device: HEAD_DIMS}, FakeOriginal())
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         results = kernel("keys", q, k, k, 0.0, is_causal, scale=0.3)
         torch.testing.assert_close(results[0].float(), expected, atol=3e-3, rtol=3e-3)
@@ -81,7 +84,8 @@ def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
         assert left == (("keys", q, k, k, 0.1, is_causal, False), {"scale": 0.3})
         kernel("keys", q, k, k, 0.0, is_causal, True)
         kernel("keys", q.clone().requires_grad_(), k, k)
-        kernel("keys", q, k[..., :32], k[..., :32])
-    assert usage.fallbacks == {"dropout_p": 1, "debug mask": 1, "requires grad": 1, "value's head_dim": 1}
+        wide = half(2, 4, 9, 72, device=device)
+        kernel("keys", wide, wide, wide)
+    assert usage.fallbacks == {"dropout_p": 1, "debug mask": 1, "requires grad": 1, "head_dim": 1}
     with pytest.raises(UnsupportedError, match="dropout_p"):
-        flash_impl.make_kernel({q.device: frozenset({64})}, None)("keys", q, k, k, 0.1)
+        flash_impl.make_kernel({q.device: HEAD_DIMS}, None)("keys", q, k, k, 0.1)

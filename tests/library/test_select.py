@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem, kernels
+from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cost_model import _visible_scores, estimate
 from sdpa_cutlass.device import HOST, DeviceInfo
@@ -32,6 +32,7 @@ def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_
         kv_groups=kv_groups,
         q_in_regs=False,
         is_causal=False,
+        is_general=False,
         has_dropout=False,
         smem_bytes=49152,
         ctas_per_sm=ctas_per_sm,
@@ -124,6 +125,48 @@ def test_mismatches_name_what_differs() -> None:
         "applies dropout",
     ]
     assert mismatches(kernel(64, 64, 4), problem(1, 4)) == []
+    everything = dataclasses.replace(
+        problem(1, 4), head_dim_v=72, mask=MaskType.BOOL, has_dropout=True, has_lengths=True
+    )
+    assert mismatches(kernel(64, 64, 4), everything) == [
+        "value's head_dim is query's",
+        "takes no mask",
+        "takes no lengths",
+        "applies no dropout",
+    ]
+
+
+def test_general_kernels_take_what_plain_ones_do_not() -> None:
+    row = dataclasses.replace(kernel(64, 64, 4), head_dim=80, is_general=True)
+    dropout = dataclasses.replace(row, has_dropout=True)
+    for task in (
+        problem(1, 4),
+        problem(1, 4, causal=Causal.BOTTOM_RIGHT),
+        dataclasses.replace(problem(1, 4), head_dim=8, head_dim_v=80, mask=MaskType.F32, has_lengths=True),
+    ):
+        assert mismatches(row, task) == []
+        assert mismatches(dropout, task) == ["applies dropout"]
+        task = dataclasses.replace(task, has_dropout=True)
+        assert mismatches(row, task) == ["applies no dropout"]
+        assert mismatches(dropout, task) == []
+    for sizes in ({"head_dim": 88}, {"head_dim_v": 88}):
+        assert mismatches(row, dataclasses.replace(problem(1, 4), **sizes)) == ["head_dim is at most 80"]
+
+
+def test_general_kernels_cost_more_and_head_dim_counts() -> None:
+    plain, task = kernel(64, 64, 4), problem(8, 1024)
+    general = dataclasses.replace(plain, is_general=True)
+
+    def cycles(row: KernelInfo, **changes: object) -> float:
+        return estimate(row, dataclasses.replace(task, **changes), H200).cycles
+
+    assert cycles(plain) < cycles(general) < 1.1 * cycles(plain)
+    for mask in MaskType:
+        assert cycles(general) < cycles(general, mask=mask) < 1.5 * cycles(general)
+    assert cycles(general, has_dropout=True) > cycles(general)
+    wider = dataclasses.replace(general, head_dim=128)
+    assert cycles(wider, head_dim=32, head_dim_v=32) > cycles(general, head_dim=32, head_dim_v=32)
+    assert cycles(general, head_dim=32, head_dim_v=32) == cycles(general)
 
 
 def test_names_say_what_rows_are() -> None:
@@ -137,7 +180,10 @@ def test_names_say_what_rows_are() -> None:
             + "_qreg" * row.q_in_regs
             + f"_{row.dtype.value}"
         )
-        assert row.name == name + "_causal" * row.is_causal + "_dropout" * row.has_dropout
+        name += "_causal" * row.is_causal + "_general" * row.is_general + "_dropout" * row.has_dropout
+        assert row.name == name
+        assert row.is_general or not row.has_dropout
+        assert not (row.is_general and row.is_causal)
 
 
 def test_every_head_dim_has_every_variant_in_both_families() -> None:
@@ -158,6 +204,7 @@ def test_every_row_has_a_cost() -> None:
         task = dataclasses.replace(
             problem(1, 100, 300, Causal.TOP_LEFT if row.is_causal else None),
             head_dim=row.head_dim,
+            head_dim_v=row.head_dim,
             dtype=row.dtype,
         )
         cost = estimate(row, task, HOST)
@@ -172,5 +219,8 @@ def test_flops_and_bytes() -> None:
     assert dataclasses.replace(task, causal=Causal.TOP_LEFT).flops == task.flops // 2
     assert task.bytes == 2 * 2 * 512 * 64 * 2 * (8 + 8)
     assert dataclasses.replace(task, num_heads_kv=2).bytes == 2 * 2 * 512 * 64 * 2 * (8 + 2)
+    wider = dataclasses.replace(task, head_dim_v=192)
+    assert wider.flops == 2 * task.flops
+    assert wider.bytes == 2 * task.bytes
     assert problem(1, 5, 9, Causal.BOTTOM_RIGHT).causal_offset == 4
     assert problem(1, 5, 9, Causal.TOP_LEFT).causal_offset == 0

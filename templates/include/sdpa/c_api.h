@@ -1,6 +1,7 @@
 /* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: ten functions and three plain structs.
  *
- *   O = softmax(Q Kᵀ · softmax_scale + mask) V      Q [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]   O [B, Hq, Sq, D]
+ *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask)) V
+ *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
  *
  * Every kernel of the library is a row of one registry, whatever its family; a row is named by its index, found by
  * its name. Nothing here picks a kernel: callers read the rows and choose (sdpa_cutlass/select.py does).
@@ -24,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 1
+#define SDPA_ABI_VERSION 2
 
 typedef enum sdpa_status {
   SDPA_OK = 0,
@@ -38,7 +39,17 @@ typedef enum sdpa_dtype { SDPA_DTYPE_F16 = 0, SDPA_DTYPE_BF16 = 1 } sdpa_dtype;
 
 typedef enum sdpa_target { SDPA_BUILT_FOR_CUDA = 0, SDPA_BUILT_FOR_HOST = 1 } sdpa_target;
 
-/* One attention problem and where its tensors lie. Strides count elements; the head dimension is contiguous. */
+/* A boolean mask has one byte an element, 0 or 1 (1: attend); the others are added to the scaled scores. */
+typedef enum sdpa_mask_type {
+  SDPA_MASK_NONE = 0,
+  SDPA_MASK_BOOL = 1,
+  SDPA_MASK_F16 = 2,
+  SDPA_MASK_BF16 = 3,
+  SDPA_MASK_F32 = 4
+} sdpa_mask_type;
+
+/* One attention problem and where its tensors lie. Strides count elements; the head dimension is contiguous.
+ * Everything from `mask` on is optional, is only taken by general kernels, and means nothing when zero. */
 typedef struct sdpa_params {
   uint32_t struct_size; /* sizeof(sdpa_params) */
   int32_t dtype;        /* sdpa_dtype of q, k, v and out */
@@ -47,13 +58,11 @@ typedef struct sdpa_params {
   int32_t num_heads_kv; /* divides num_heads_q */
   int32_t seqlen_q;
   int32_t seqlen_k;
-  int32_t head_dim;
+  int32_t head_dim;   /* of q and k */
+  int32_t head_dim_v; /* of v and out */
   int32_t is_causal;     /* 0 or 1 */
   int32_t causal_offset; /* key column j is seen by row i when j <= i + causal_offset; top_left 0, bottom_right Sk-Sq */
   float softmax_scale;
-  float p_dropout; /* probability to drop */
-  uint64_t philox_seed;
-  uint64_t philox_offset;
   const void *q;
   const void *k;
   const void *v;
@@ -66,6 +75,27 @@ typedef struct sdpa_params {
   int64_t v_stride[3];
   int64_t out_stride[3];
   int64_t lse_stride[2]; /* batch, head */
+
+  const void *mask; /* broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k] through strides of 0 */
+  int64_t mask_stride[4];
+  int32_t mask_type; /* sdpa_mask_type */
+
+  float p_dropout; /* probability to drop, less than 1; the mask is a function of seed, offset and element only */
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  const uint64_t *philox_state; /* {seed, offset} where the kernel runs, read instead of the two fields; or null */
+
+  /* Lengths per sequence, int32 where the kernel runs; values beyond the sizes above are cut to them. Rows at or
+   * beyond seqlens_q[b] become 0 and -inf, keys at or beyond seqlens_k[b] are never read. [batch], or null. */
+  const int32_t *seqlens_q;
+  const int32_t *seqlens_k;
+  /* Packed sequences: sequence b has the rows cu_seqlens[b] to cu_seqlens[b + 1] - 1 of [total, heads, head_dim];
+   * the batch stride is not used, seqlen_q and seqlen_k are upper bounds. [batch + 1], or null. */
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_k;
+  int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
+  int32_t total_k;
+  int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal */
 } sdpa_params;
 
 /* One registry row. Strings live as long as the library. */
@@ -83,6 +113,7 @@ typedef struct sdpa_kernel_info {
   int32_t kv_groups; /* warp groups of one CTA that share its query rows and split its keys */
   int32_t q_in_regs; /* 1: the Q operand stays in registers and its shared memory is reused for V */
   int32_t is_causal;
+  int32_t is_general; /* 1: takes masks, lengths per sequence, any head_dim up to its own, and causal or not */
   int32_t has_dropout;
   int32_t smem_bytes;  /* dynamic shared memory of one CTA */
   int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */

@@ -19,7 +19,7 @@ const Vector kZeros[2] = {};
 
 // A launch of the same shape that uses warps, barriers and copies, and must succeed.
 void check_engine_works(int threads, int smem_bytes) {
-  int num_done = 0;
+  std::atomic<int> num_done{0};  // blocks run on several OS threads
   CHECK_OK(run_kernel(2, threads, smem_bytes, [&] {
     if (smem_bytes >= 16 && thread_idx() == 0) {
       cp_async(dynamic_smem(), &kZeros[0], true);

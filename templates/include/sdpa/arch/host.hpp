@@ -118,6 +118,7 @@ struct Host {
 
   static int thread_idx() { return simt::thread_idx(); }
   static int block_idx() { return simt::block_idx(); }
+  static int block_idx_again() { return simt::block_idx(); }
   static char *dynamic_smem() { return simt::dynamic_smem(); }
 
   static void syncthreads() { simt::syncthreads(); }
@@ -136,6 +137,16 @@ struct Host {
     return simt::shfl_xor(value, lane_mask);
   }
   static bool any(bool predicate) { return simt::any(predicate); }
+
+  static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }
+
+  static uint32_t byte_pair(uint32_t word, int index) {
+    uint32_t const pair = word >> (16 * index);
+    return (pair & 0xffu) | (pair & 0xff00u) << 8;
+  }
+  static uint32_t at_least_mask(uint32_t pair, uint32_t least) {
+    return ((pair & 0xffffu) >= (least & 0xffffu) ? 0xffffu : 0u) | (pair >> 16 >= least >> 16 ? 0xffff0000u : 0u);
+  }
 
   // ex2.approx.ftz: results below the smallest normal number are zero.
   static float exp2(float x) {

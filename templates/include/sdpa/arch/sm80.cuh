@@ -2,6 +2,7 @@
 // and, through PTX, every later part. The warp-level names are those of arch/host.hpp, which does the same on a CPU.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -29,6 +30,12 @@ struct Sm80 {
 
   SDPA_DEVICE static int thread_idx() { return static_cast<int>(threadIdx.x); }
   SDPA_DEVICE static int block_idx() { return static_cast<int>(blockIdx.x); }
+  // block_idx, and the compiler forgets what it knew: what follows from it is computed anew, not kept in registers.
+  SDPA_DEVICE static int block_idx_again() {
+    int index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+  }
 
   SDPA_DEVICE static char *dynamic_smem() {
     extern __shared__ __align__(128) char smem[];
@@ -52,6 +59,19 @@ struct Sm80 {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
   }
   SDPA_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
+
+  SDPA_DEVICE static void check_alignment(void const *, int) {}
+
+  // Bytes 2 * index and 2 * index + 1 of `word`, each in the lower half of 16 bits.
+  SDPA_DEVICE static uint32_t byte_pair(uint32_t word, int index) {
+    return __byte_perm(word, 0, index == 0 ? 0x4140 : 0x4342);
+  }
+
+  // 0xffff for each half of `pair` that is at least that half of `least`; halves are at most 0x3ff: as fp16 they are
+  // subnormal numbers, and in the same order.
+  SDPA_DEVICE static uint32_t at_least_mask(uint32_t pair, uint32_t least) {
+    return __hge2_mask(*reinterpret_cast<__half2 *>(&pair), *reinterpret_cast<__half2 *>(&least));
+  }
 
   SDPA_DEVICE static float exp2(float x) {
     float y;

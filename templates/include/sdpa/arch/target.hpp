@@ -1,11 +1,15 @@
-// Chooses the machine that a translation unit is compiled for, and the four macros by which one source serves both:
+// Chooses the machine that a translation unit is compiled for, and the macros by which one source serves both:
 // nvcc and an sm_80-class GPU (`Sm80`), or an ordinary C++ compiler and the fiber engine (`Host`).
 // A policy says how one operation is done; it knows nothing about attention.
 //
-// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
-// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, exp2,
-// log2, reciprocal, launch.
+// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx, block_idx_again,
+// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any,
+// check_alignment, byte_pair, at_least_mask, exp2, log2, reciprocal, launch.
 #pragma once
+
+// After a lambda's parameters: what is called from several places would else become a function that keeps the
+// accumulators in local memory.
+#define SDPA_INLINE_LAMBDA __attribute__((always_inline))
 
 #if defined(SDPA_TARGET_HOST)
 

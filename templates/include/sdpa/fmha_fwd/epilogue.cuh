@@ -1,5 +1,5 @@
 // How a finished tile leaves: O is normalised, rounded, staged in shared memory and stored 16 bytes a lane; softmax_lse
-// is one float a row. A row that saw no key becomes 0 and -inf.
+// is one float a row. A row that saw no key, or lies beyond its sequence, becomes 0 and -inf.
 //
 //   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
 //   merge_tile    several KV groups: (O, row_max, row_sum) of each go through shared memory and are reduced there
@@ -18,6 +18,7 @@ struct Epilogue {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
   using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
+  using Params = typename Traits::Params;
   using Vector = uint4;  // 16 bytes, 8 elements
 
   static constexpr int kBlockM = Traits::kBlockM;
@@ -26,8 +27,8 @@ struct Epilogue {
 
   // tOrO ((2, 2), MMA_M, MMA_K) of the only KV group.
   template <class Accumulator>
-  SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, char *smem, Accumulator &tOrO,
-                                     SoftmaxState &softmax) {
+  SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
+                                     Accumulator &tOrO, SoftmaxState &softmax) {
     int const tid = Arch::thread_idx();
     auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
     Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
@@ -36,12 +37,13 @@ struct Epilogue {
     softmax.finish();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      float const inverse = SoftmaxState::inverse(softmax.row_sum[i]);
+      int const row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
+      if (Traits::kIsGeneral && row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;
+      float const inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
-      int const row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
-      if (params.softmax_lse && tid % 4 == 0 && row < params.seqlen_q)
-        *lse_at(params, tile, row) = SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
+      if (params.softmax_lse && tid % 4 == 0 && row < sequence.num_rows)
+        *lse_at(params, tile, sequence, row) = SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
     }
 
     // A warp's rows of sO lie where its own rows of Q lay; only with Q in registers does V lie there, read by all.
@@ -69,8 +71,8 @@ struct Epilogue {
         int const row = first_row + index / kVectorsPerRow;
         int const col = index % kVectorsPerRow * 8;
         int const out_row = tile.m_block * kBlockM + row;
-        if (out_row < params.seqlen_q)
-          *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) =
+        if (out_row < sequence.num_rows && col < head_dim_v(params))
+          *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
               *reinterpret_cast<Vector const *>(&sO(row, col));
       }
     }
@@ -80,8 +82,8 @@ struct Epilogue {
   //   row_max = max_g row_max_g     weight_g = exp2(row_max_g - row_max)
   //   row_sum = Σ_g weight_g row_sum_g     O = Σ_g weight_g O_g / row_sum
   template <class Accumulator>
-  SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, char *smem, Accumulator &tOrO,
-                                     SoftmaxState &softmax) {
+  SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
+                                     Accumulator &tOrO, SoftmaxState &softmax) {
     constexpr int kGroups = Traits::kKvGroups, kStride = Traits::kMergeStride;
     constexpr int kMax = kBlockM * kStride, kSum = kMax + kBlockM;  // row_max and row_sum follow O
     auto const part_of = [&](int g) { return reinterpret_cast<float *>(smem + g * Traits::kGroupBytes); };
@@ -112,7 +114,7 @@ struct Epilogue {
     for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
       int const row = index / kVectorsPerRow, col = index % kVectorsPerRow * 8;
       int const out_row = tile.m_block * kBlockM + row;
-      if (out_row >= params.seqlen_q) break;
+      if (out_row >= sequence.num_rows) break;
       float max = SoftmaxState::kNoKey;
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) max = fmaxf(max, part_of(g)[kMax + row]);
@@ -122,7 +124,8 @@ struct Epilogue {
         weight[g] = Arch::exp2(part_of(g)[kMax + row] - max);
         sum += weight[g] * part_of(g)[kSum + row];
       }
-      float const inverse = SoftmaxState::inverse(sum);
+      if (Traits::kIsGeneral && out_row >= sequence.seqlen_q) sum = 0.f;
+      float const inverse = SoftmaxState::inverse(sum) * keep_scale(params);
       float out[8] = {};
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
@@ -137,31 +140,44 @@ struct Epilogue {
           out[4 * half + 3] += scale * four.w;
         }
       }
-      *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) =
-          make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
-                     arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
-      if (params.softmax_lse && col == 0) *lse_at(params, tile, out_row) = SoftmaxState::lse(max, sum);
+      if (col < head_dim_v(params))
+        *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
+            make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
+                       arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
+      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
     }
   }
 
-  SDPA_DEVICE static void store_empty(Params const &params, WorkTile const &tile) {
+  SDPA_DEVICE static void store_empty(Params const &params, WorkTile const &tile, Sequence const &sequence) {
     for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
       int const out_row = tile.m_block * kBlockM + index / kVectorsPerRow;
       int const col = index % kVectorsPerRow * 8;
-      if (out_row >= params.seqlen_q) break;
-      *reinterpret_cast<Vector *>(out_at(params, tile, out_row) + col) = make_uint4(0, 0, 0, 0);
-      if (params.softmax_lse && col == 0) *lse_at(params, tile, out_row) = -INFINITY;
+      if (out_row >= sequence.num_rows) break;
+      if (col < head_dim_v(params))
+        *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) = make_uint4(0, 0, 0, 0);
+      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = -INFINITY;
     }
   }
 
  private:
-  SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, int row) {
-    return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
-           tile.bidh * params.out.head_stride + row * params.out.row_stride;
+  SDPA_DEVICE static int head_dim_v(Params const &params) {
+    if constexpr (Traits::kIsGeneral) return params.head_dim_v;
+    return kHeadDim;
   }
 
-  SDPA_DEVICE static float *lse_at(Params const &params, WorkTile const &tile, int row) {
-    return params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride + row;
+  SDPA_DEVICE static float keep_scale(Params const &params) {
+    if constexpr (Traits::kHasDropout) return params.dropout.keep_scale;
+    return 1.f;
+  }
+
+  SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
+    return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
+           tile.bidh * params.out.head_stride + (sequence.first_row_q + row) * params.out.row_stride;
+  }
+
+  SDPA_DEVICE static float *lse_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
+    return params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride +
+           sequence.first_row_q + row;
   }
 };
 

@@ -1,10 +1,13 @@
 // The fused forward kernel: one CTA computes kBlockM query rows of one head.
 //
-//   O = softmax(Q Kᵀ · softmax_scale, masked) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
-//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)   float32 [B, Hq, Sq]
+//   O = dropout(softmax(Q Kᵀ · softmax_scale, masked)) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
+//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)             float32 [B, Hq, Sq]
+//
+// Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
+// run time, and also take a mask, a length per sequence and head dimensions below kHeadDim; a variant has dropout.
 //
 // Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, mask.cuh, epilogue.cuh; kernel_traits.cuh has the
-// layouts. The logits never leave registers; Q, K and V are read once per tile.
+// layouts, dense_mask.cuh and dropout.cuh what only general kernels do. The logits never leave registers; Q, K and V are read once per tile.
 #pragma once
 
 #include "sdpa/fmha_fwd/epilogue.cuh"
@@ -14,13 +17,16 @@ namespace sdpa::fmha_fwd {
 
 template <class Traits>
 struct Kernel {
-  SDPA_DEVICE static void run(Params const &params) {
+  SDPA_DEVICE static void run(typename Traits::Params const &params) {
     using Arch = typename Traits::Arch;
     char *const smem = Arch::dynamic_smem();
-    WorkTile const tile = params.scheduler.template tile<Traits::kIsCausal>(Arch::block_idx());
-    KeyRange const keys = KeyRange::make<Traits>(params, tile.m_block);
-    if (keys.n_block_max == 0) {
-      Epilogue<Traits>::store_empty(params, tile);
+    WorkTile const tile = work_tile(params, Arch::block_idx());
+    Sequence const sequence = Sequence::make(params, tile.bidb);
+    int const first_row = tile.m_block * Traits::kBlockM;
+    if (Traits::kIsGeneral && first_row >= sequence.num_rows) return;
+    KeyRange const keys = KeyRange::make<Traits>(sequence, tile.m_block);
+    if (keys.n_block_max == 0 || (Traits::kIsGeneral && first_row >= sequence.seqlen_q)) {
+      Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
     }
 
@@ -28,13 +34,32 @@ struct Kernel {
                                        Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // ((2, 2), MMA_M, MMA_K)
     clear(tOrO);
     typename Mainloop<Traits>::SoftmaxState softmax;
-    Mainloop<Traits>::run(params, tile, keys, smem, tOrO, softmax);
+    Mainloop<Traits>::run(params, tile, sequence, keys, smem, tOrO, softmax);
 
-    if constexpr (Traits::kKvGroups == 1) {
-      Epilogue<Traits>::store_tile(params, tile, smem, tOrO, softmax);
+    if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
+      WorkTile const same_tile = work_tile(params, Arch::block_idx_again());
+      store(params, same_tile, Sequence::make(params, same_tile.bidb), smem, tOrO, softmax);
     } else {
-      Epilogue<Traits>::merge_tile(params, tile, smem, tOrO, softmax);
+      store(params, tile, sequence, smem, tOrO, softmax);
     }
+  }
+
+ private:
+  template <class Accumulator, class SoftmaxState>
+  SDPA_DEVICE static void store(typename Traits::Params const &params, WorkTile const &tile, Sequence const &sequence,
+                                char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
+    if constexpr (Traits::kKvGroups == 1) {
+      Epilogue<Traits>::store_tile(params, tile, sequence, smem, tOrO, softmax);
+    } else {
+      Epilogue<Traits>::merge_tile(params, tile, sequence, smem, tOrO, softmax);
+    }
+  }
+
+  SDPA_DEVICE static WorkTile work_tile(typename Traits::Params const &params, int block_idx) {
+    if constexpr (Traits::kIsGeneral) {
+      if (!params.is_causal) return params.scheduler.template tile<false, true>(block_idx);
+    }
+    return params.scheduler.template tile<Traits::kMayBeCausal, Traits::kIsGeneral>(block_idx);
   }
 };
 

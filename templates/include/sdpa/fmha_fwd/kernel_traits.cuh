@@ -8,7 +8,8 @@
 //   merge       | group 0: O float [kBlockM][kHeadDim + 8], row_max [kBlockM], row_sum [kBlockM] | ... |     when G > 1
 //
 // A group's part of the merge overlays its own ring.
-// The head dimension is never padded: rows of 64, 32 or 16 columns are swizzled so that the eight 16-byte rows of any
+// A general kernel serves every head_dim up to kHeadDim: columns beyond it are zero in shared memory.
+// The head dimension is never padded in memory: rows of 64, 32 or 16 columns are swizzled so that the eight 16-byte rows of any
 // ldmatrix fall into eight different bank groups (3, 2 or 1 swizzle bits).
 #pragma once
 
@@ -17,16 +18,18 @@
 #include <cutlass/numeric_types.h>
 
 #include "sdpa/arch/target.hpp"
+#include "sdpa/fmha_fwd/params.hpp"
 
 namespace sdpa::fmha_fwd {
 
 using namespace cute;
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kHasDropout_, int kCtasPerSm_>
+          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, int kCtasPerSm_>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
+  using Params = std::conditional_t<kIsGeneral_, GeneralParams, fmha_fwd::Params>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
@@ -35,7 +38,9 @@ struct KernelTraits {
   static constexpr int kKvGroups = kKvGroups_;
   static constexpr bool kQInRegs = kQInRegs_;
   static constexpr bool kIsCausal = kIsCausal_;
+  static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kHasDropout = kHasDropout_;
+  static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr int kCtasPerSm = kCtasPerSm_;
 
   static constexpr int kThreads = 32 * kNWarps;
@@ -47,7 +52,19 @@ struct KernelTraits {
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "ldmatrix.x4 and the PV operand come in steps of 16");
   static_assert(!kQInRegs || kKvGroups == 1, "with KV groups, Q goes straight to registers");
   static_assert(kStages == 1 || kKvGroups == 1, "KV groups work on rings of three tiles");
-  static_assert(!kHasDropout, "dropout has no kernels yet");
+  static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
+  static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
+  static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
+
+  // ---- order of the keys ----
+  // Row r of a K or V tile, and column r of S, is key KeyOrder(r) of the block. For a dense mask the keys of 32 are
+  // permuted so that the columns 8t + 2l + {0, 1} of lane l in a quad are its neighbours 8l + 2t + {0, 1}; softmax and
+  // P V do not care. Dropout needs the order as it is.
+  static constexpr bool kPermuteKeys = kIsGeneral && !kHasDropout;
+  static constexpr int kMaskRun = kPermuteKeys ? 8 : 2;  // neighbouring keys that a thread holds
+  using KeyOrder = std::conditional_t<
+      kPermuteKeys, Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,
+      Layout<Shape<Int<kBlockN>>, Stride<_1>>>;
 
   // ---- shared memory ----
   static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : kHeadDim % 32 == 0 ? 32 : 16;

@@ -27,23 +27,20 @@ inline Status check_tensor(char const *name, void const *data, int64_t const (&s
 
 template <class Traits>
 Status can_implement(sdpa_params const &p) {
-  if (p.is_causal != static_cast<int>(Traits::kIsCausal))
-    return make_status(SDPA_NOT_SUPPORTED, "is_causal is %d; this kernel is built for %d", p.is_causal,
-                       static_cast<int>(Traits::kIsCausal));
-  if ((p.p_dropout > 0.f) != Traits::kHasDropout)
-    return make_status(SDPA_NOT_SUPPORTED, "p_dropout is %g; this kernel is built %s dropout", p.p_dropout,
-                       Traits::kHasDropout ? "with" : "without");
-  if (!std::isfinite(p.softmax_scale))
-    return make_status(SDPA_INVALID_ARGUMENT, "softmax_scale is %g; it must be finite", p.softmax_scale);
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 256", p.seqlen_q,
                        p.seqlen_k);
+  if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 2 * Traits::kBlockM)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 256",
+                       p.seqlen_q, p.seqlen_k);
   int64_t const ctas = (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
   if (ctas > INT_MAX)
     return make_status(SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
                        p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
-  int const extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
-  int const extent_kv[3] = {p.batch, p.num_heads_kv, p.seqlen_k};
+  int const batch_q = p.cu_seqlens_q ? 1 : p.batch;
+  int const batch_k = p.cu_seqlens_k ? 1 : p.batch;
+  int const extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
+  int const extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
   Status status = check_tensor("q", p.q, p.q_stride, extent_q);
   if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extent_kv);
   if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extent_kv);
@@ -51,9 +48,9 @@ Status can_implement(sdpa_params const &p) {
   return status;
 }
 
+// What every kernel needs.
 template <class Traits>
-Params to_params(sdpa_params const &p) {
-  Params params;
+void set_params(Params &params, sdpa_params const &p) {
   params.q = {const_cast<void *>(p.q), p.q_stride[0], p.q_stride[1], p.q_stride[2]};
   params.k = {const_cast<void *>(p.k), p.k_stride[0], p.k_stride[1], p.k_stride[2]};
   params.v = {const_cast<void *>(p.v), p.v_stride[0], p.v_stride[1], p.v_stride[2]};
@@ -64,7 +61,7 @@ Params to_params(sdpa_params const &p) {
   params.seqlen_q = p.seqlen_q;
   params.seqlen_k = p.seqlen_k;
   params.causal_offset = p.is_causal ? p.causal_offset : 0;
-  if (p.is_causal) {
+  if (p.is_causal && !p.causal_bottom_right) {
     int64_t const seen = static_cast<int64_t>(p.seqlen_q) + p.causal_offset;
     if (seen < params.seqlen_k) params.seqlen_k = seen > 0 ? static_cast<int32_t>(seen) : 0;
   }
@@ -75,12 +72,68 @@ Params to_params(sdpa_params const &p) {
   int const num_m_blocks = (p.seqlen_q + Traits::kBlockM - 1) / Traits::kBlockM;
   params.scheduler = TileScheduler::make(num_m_blocks, p.batch, p.num_heads_q, p.num_heads_kv,
                                          int64_t{4} * params.seqlen_k * Traits::kHeadDim);
+}
+
+// Runs of a thread's columns start at multiples of `run` elements.
+inline MaskRef to_mask(sdpa_params const &p, int run) {
+  constexpr int kBytes[] = {0, 1, 2, 2, 4};
+  int const bytes = kBytes[p.mask_type];
+  MaskRef mask = {};
+  mask.data = static_cast<char const *>(p.mask);
+  mask.type = static_cast<MaskType>(p.mask_type);
+  mask.batch_stride = p.mask_stride[0] * bytes;
+  mask.head_stride = p.mask_stride[1] * bytes;
+  mask.row_stride = p.mask_stride[2] * bytes;
+  mask.column_stride = p.mask_stride[3] * bytes;
+  mask.scores_scale = std::fabs(p.softmax_scale);
+  if (mask.type == MaskType::kNone) return mask;
+  int64_t const alignment = run * bytes < 16 ? run * bytes : 16;
+  int64_t const all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
+                      (p.num_heads_q > 1 ? mask.head_stride : 0) | (p.seqlen_q > 1 ? mask.row_stride : 0);
+  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0;
+  return mask;
+}
+
+// The 16 bits of `low`, from the highest on, at bits 31-28, 23-20, 15-12 and 7-4: where a Philox block has its top
+// bits after dropout.cuh has shifted them together.
+inline uint32_t spread(uint32_t low) {
+  uint32_t bits = 0;
+  for (int nibble = 0; nibble < 4; ++nibble) bits |= (low >> (4 * nibble) & 0xfu) << (8 * nibble + 4);
+  return bits;
+}
+
+inline DropoutRef to_dropout(sdpa_params const &p) {
+  double const scaled = std::nearbyint(std::ldexp(static_cast<double>(p.p_dropout), 23));
+  auto const threshold = static_cast<uint32_t>(scaled < 8388607. ? scaled : 8388607.);
+  return {p.philox_seed,     p.philox_offset,           p.philox_state,
+          threshold >> 16,   spread(threshold & 0xffffu), 1.f / (1.f - p.p_dropout)};
+}
+
+template <class Traits>
+typename Traits::Params to_params(sdpa_params const &p) {
+  typename Traits::Params params = {};
+  set_params<Traits>(params, p);
+  if constexpr (Traits::kIsGeneral) {
+    params.head_dim = p.head_dim;
+    params.head_dim_v = p.head_dim_v;
+    params.num_heads_q = p.num_heads_q;
+    params.is_causal = p.is_causal;
+    params.is_bottom_right = p.causal_bottom_right;
+    params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
+    params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+    if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
+    if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
+    params.mask = to_mask(p, Traits::kMaskRun);
+    if (params.mask.is_bias()) params.softmax_scale_log2 = kLog2e;
+    if (p.mask && p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
+    params.dropout = to_dropout(p);
+  }
   return params;
 }
 
-template <class Traits, void (*kKernel)(Params)>
+template <class Traits, void (*kKernel)(typename Traits::Params)>
 Status launch(sdpa_params const &p, void *stream) {
-  Params const params = to_params<Traits>(p);
+  auto const params = to_params<Traits>(p);
   int64_t const grid = int64_t{params.scheduler.num_m_blocks} * p.batch * p.num_heads_q;
   return Traits::Arch::launch(kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params, stream);
 }
@@ -88,7 +141,7 @@ Status launch(sdpa_params const &p, void *stream) {
 inline uint64_t no_workspace(sdpa_params const &) { return 0; }
 
 // Traits adds kName to KernelTraits.
-template <class Traits, void (*kKernel)(Params)>
+template <class Traits, void (*kKernel)(typename Traits::Params)>
 KernelRow make_row() {
   KernelRow row = {};
   row.info.struct_size = sizeof(sdpa_kernel_info);
@@ -104,6 +157,7 @@ KernelRow make_row() {
   row.info.kv_groups = Traits::kKvGroups;
   row.info.q_in_regs = Traits::kQInRegs;
   row.info.is_causal = Traits::kIsCausal;
+  row.info.is_general = Traits::kIsGeneral;
   row.info.has_dropout = Traits::kHasDropout;
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;

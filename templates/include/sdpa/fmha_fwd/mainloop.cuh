@@ -7,26 +7,35 @@
 //   kStages == 1   a ring of kRingTiles buffers takes K(n), V(n), K(n-1), ... in turn; a buffer is refilled as soon as
 //                  everyone has read it, two barriers a block
 //   kStages >= 2   K(n) and V(n) travel together, kStages - 1 blocks ahead, one barrier a block
+// A general kernel adds a dense mask to the scores, drops elements of P, and loads columns below head_dim only.
 // The file does not know where tiles come from (tile_scheduler) nor how O leaves (epilogue).
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
+#include "sdpa/arch/static_for.hpp"
+#include "sdpa/fmha_fwd/dense_mask.cuh"
+#include "sdpa/fmha_fwd/dropout.cuh"
 #include "sdpa/fmha_fwd/kernel_traits.cuh"
 #include "sdpa/fmha_fwd/mask.cuh"
 #include "sdpa/fmha_fwd/softmax.cuh"
 
 namespace sdpa::fmha_fwd {
 
-// Copies a tile of kHeadDim columns to shared memory. With kPredicated, rows from num_rows on become zero.
-template <bool kPredicated, class CopyAtom, class Gmem, class Smem, class Coords>
-SDPA_DEVICE void load_tile(CopyAtom const &copy, Gmem const &tXgX, Smem &&tXsX, Coords const &tXcX, int num_rows) {
+// Copies a tile of kHeadDim columns to shared memory. Rows from num_rows on become zero with kPredicateRows, columns
+// from num_cols on with kPredicateCols.
+template <bool kPredicateRows, bool kPredicateCols, class CopyAtom, class Gmem, class Smem, class Coords>
+SDPA_DEVICE void load_tile(CopyAtom const &copy, Gmem const &tXgX, Smem &&tXsX, Coords const &tXcX, int num_rows,
+                           int num_cols) {
   CUTE_UNROLL
   for (int m = 0; m < size<1>(tXgX); ++m) {
-    auto const row_copy = copy.with(!kPredicated || get<0>(tXcX(0, m, 0)) < num_rows);
+    bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < num_rows;
     CUTE_UNROLL
-    for (int k = 0; k < size<2>(tXgX); ++k) cute::copy(row_copy, tXgX(_, m, k), tXsX(_, m, k));
+    for (int k = 0; k < size<2>(tXgX); ++k) {
+      bool const exists = row_exists && (!kPredicateCols || get<1>(tXcX(0, m, k)) < num_cols);
+      cute::copy(copy.with(exists), tXgX(_, m, k), tXsX(_, m, k));
+    }
   }
 }
 
@@ -38,12 +47,12 @@ template <bool kAInRegs, class AtomA, class AtomB, class TiledMma, class Acc, cl
 SDPA_DEVICE void gemm(TiledMma const &mma, Acc &acc, FragA const &tCrA, FragB const &tCrB, SmemA const &tCsA,
                       SmemB const &tCsB, ViewA &&tCrA_view, ViewB &&tCrB_view) {
   constexpr int kSteps = decltype(size<2>(tCrB))::value;
-  auto const fetch = [&](auto k) {
+  auto const fetch = [&](auto k) SDPA_INLINE_LAMBDA {
     if constexpr (!kAInRegs) cute::copy(AtomA{}, tCsA(_, _, k), tCrA_view(_, _, k));
     cute::copy(AtomB{}, tCsB(_, _, k), tCrB_view(_, _, k));
   };
   fetch(_0{});
-  for_each(make_int_sequence<kSteps>{}, [&](auto k) {
+  arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
     if constexpr (decltype(k)::value + 1 < kSteps) fetch(Int<decltype(k)::value + 1>{});
     cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
   });
@@ -56,10 +65,12 @@ struct Mainloop {
   using CopyAtom = typename Traits::SmemCopyAtom;
   using CopyAtomT = typename Traits::SmemCopyAtomT;
   using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
+  using Params = typename Traits::Params;
 
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr bool kIsGeneral = Traits::kIsGeneral;
   static constexpr int kStages = Traits::kStages;
   static constexpr int kKvGroups = Traits::kKvGroups;
   static constexpr int kRing = Traits::kRingTiles;
@@ -76,8 +87,8 @@ struct Mainloop {
 
   // tOrO ((2, 2), MMA_M, MMA_K) must be zero. n_block_max > 0.
   template <class Accumulator>
-  SDPA_DEVICE static void run(Params const &params, WorkTile const &tile, KeyRange const &keys, char *smem,
-                              Accumulator &tOrO, SoftmaxState &softmax) {
+  SDPA_DEVICE static void run(Params const &params, WorkTile const &tile, Sequence const &sequence,
+                              KeyRange const &keys, char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
     int const group = kKvGroups == 1 ? 0 : Arch::thread_idx() / Traits::kGroupThreads;
     int const tid = kKvGroups == 1 ? Arch::thread_idx() : Arch::thread_idx() % Traits::kGroupThreads;
     Element *const smem_elements = reinterpret_cast<Element *>(smem + group * Traits::kGroupBytes);
@@ -85,29 +96,32 @@ struct Mainloop {
     Element *const smem_v = smem_elements + Traits::kOffsetV;
 
     // ---- tensors ----
-    auto const q_ptr = static_cast<Element const *>(params.q.data) + tile.bidb * params.q.batch_stride +
-                       tile.bidh * params.q.head_stride;
-    auto const k_ptr = static_cast<Element const *>(params.k.data) + tile.bidb * params.k.batch_stride +
-                       tile.bidh_kv * params.k.head_stride;
-    auto const v_ptr = static_cast<Element const *>(params.v.data) + tile.bidb * params.v.batch_stride +
-                       tile.bidh_kv * params.v.head_stride;
-    Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(params.seqlen_q, Int<kHeadDim>{}),
+    auto const base = [&](TensorRef const &tensor, int bidh, int64_t first_row) SDPA_INLINE_LAMBDA {
+      return static_cast<Element const *>(tensor.data) + tile.bidb * tensor.batch_stride + bidh * tensor.head_stride +
+             first_row * tensor.row_stride;
+    };
+    auto const q_ptr = base(params.q, tile.bidh, sequence.first_row_q);
+    auto const k_ptr = base(params.k, tile.bidh_kv, sequence.first_row_k);
+    auto const v_ptr = base(params.v, tile.bidh_kv, sequence.first_row_k);
+    Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(sequence.seqlen_q, Int<kHeadDim>{}),
                             make_stride(params.q.row_stride, _1{}));  // (seqlen_q, kHeadDim)
-    Tensor mK = make_tensor(make_gmem_ptr(k_ptr), make_shape(params.seqlen_k, Int<kHeadDim>{}),
+    Tensor mK = make_tensor(make_gmem_ptr(k_ptr), make_shape(sequence.seqlen_k, Int<kHeadDim>{}),
                             make_stride(params.k.row_stride, _1{}));  // (seqlen_k, kHeadDim)
-    Tensor mV = make_tensor(make_gmem_ptr(v_ptr), make_shape(params.seqlen_k, Int<kHeadDim>{}),
+    Tensor mV = make_tensor(make_gmem_ptr(v_ptr), make_shape(sequence.seqlen_k, Int<kHeadDim>{}),
                             make_stride(params.v.row_stride, _1{}));  // (seqlen_k, kHeadDim)
     Tensor gQ = local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
-    Tensor gK = local_tile(mK, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0));  // (kBlockN, kHeadDim, blocks)
-    Tensor gV = local_tile(mV, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0));  // (kBlockN, kHeadDim, blocks)
+    Tensor gK = in_key_order(
+        local_tile(mK, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0)));  // (kBlockN, kHeadDim, blocks)
+    Tensor gV = in_key_order(
+        local_tile(mV, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0)));  // (kBlockN, kHeadDim, blocks)
     Tensor sQ = make_tensor(make_smem_ptr(smem_elements), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
-    auto const sK = [&](int slot) {  // (kBlockN, kHeadDim)
+    auto const sK = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
       return make_tensor(make_smem_ptr(smem_k + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
     };
-    auto const sV = [&](int slot) {  // (kBlockN, kHeadDim)
+    auto const sV = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
     };
-    auto const sVt = [&](int slot) {  // (kHeadDim, kBlockN)
+    auto const sVt = [&](int slot) SDPA_INLINE_LAMBDA {  // (kHeadDim, kBlockN)
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
     };
 
@@ -116,16 +130,19 @@ struct Mainloop {
     auto const gmem_thr_copy = gmem_copy.get_slice(tid);
     Tensor tKgK = gmem_thr_copy.partition_S(gK);  // (8, CPY_N, CPY_K, blocks)
     Tensor tVgV = gmem_thr_copy.partition_S(gV);  // (8, CPY_N, CPY_K, blocks)
-    Tensor tKcK = gmem_thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{}));
+    Tensor tKcK = gmem_thr_copy.partition_S(
+        in_key_order(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{})));  // (8, CPY_N, CPY_K) → (key, column)
     Copy_Atom<typename Arch::CpAsync, Element> const cp_async;
     // Only a group's first block can reach beyond seqlen_k.
-    auto const load_k = [&](auto may_end, int n_block, int slot) {
-      load_tile<decltype(may_end)::value>(cp_async, tKgK(_, _, _, n_block), gmem_thr_copy.partition_D(sK(slot)), tKcK,
-                                          params.seqlen_k - n_block * kBlockN);
+    auto const load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
+      load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tKgK(_, _, _, n_block),
+                                                      gmem_thr_copy.partition_D(sK(slot)), tKcK,
+                                                      sequence.seqlen_k - n_block * kBlockN, head_dim(params));
     };
-    auto const load_v = [&](auto may_end, int n_block, int slot) {
-      load_tile<decltype(may_end)::value>(cp_async, tVgV(_, _, _, n_block), gmem_thr_copy.partition_D(sV(slot)), tKcK,
-                                          params.seqlen_k - n_block * kBlockN);
+    auto const load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
+      load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tVgV(_, _, _, n_block),
+                                                      gmem_thr_copy.partition_D(sV(slot)), tKcK,
+                                                      sequence.seqlen_k - n_block * kBlockN, head_dim_v(params));
     };
 
     // ---- shared → registers → MMA ----
@@ -141,12 +158,13 @@ struct Mainloop {
     Tensor tSrQ_view = smem_copy_q.retile_D(tSrQ);
     Tensor tSrK_view = smem_copy_k.retile_D(tSrK);
     Tensor tOrVt_view = smem_copy_v.retile_D(tOrVt);
-    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));
+    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}).compose(
+        _, typename Traits::KeyOrder{}));  // → (row, key)
     Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));  // (rows, cols)
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    if constexpr (!Traits::kQDirect) load_q(params, tile, gQ, sQ);
+    if constexpr (!Traits::kQDirect) load_q(params, tile, sequence, gQ, sQ);
     if constexpr (Traits::kQInRegs) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
@@ -158,7 +176,7 @@ struct Mainloop {
     if constexpr (kStages == 1) {
       if (n_block >= 0) load_k(true_type{}, n_block, 0);
       Arch::cp_async_fence();
-      if constexpr (Traits::kQDirect) load_q_direct(params, tile, thr_mma.partition_A(gQ), tSrQ, thr_mma);
+      if constexpr (Traits::kQDirect) load_q_direct(params, tile, sequence, thr_mma.partition_A(gQ), tSrQ, thr_mma);
       if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);
       Arch::cp_async_fence();
       if constexpr (kRing == 3) {
@@ -181,12 +199,29 @@ struct Mainloop {
       if (params.negate_q) negate(tSrQ);
     }
 
+    // ---- what only general kernels have ----
+    int const first_row = tile.m_block * kBlockM;
+    [[maybe_unused]] auto mask = [&] {
+      if constexpr (kIsGeneral) {
+        return DenseMask<Traits>(params.mask, tile.bidb, tile.bidh);
+      } else {
+        return nullptr;
+      }
+    }();
+    [[maybe_unused]] auto const dropout = [&] {
+      if constexpr (Traits::kHasDropout) {
+        return Dropout<Traits>(params, tile);
+      } else {
+        return nullptr;
+      }
+    }();
+
     // ---- one key block ----
     bool first = true;            // kStages == 1: the prologue has filled the whole ring
     int slot_k = 0;               // of block n
     int slot_v = kFirstSlotV;     // of block n
     int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
-    auto const step = [&](auto needs_mask) {
+    auto const step = [&](auto needs_mask, auto mask_kind) SDPA_INLINE_LAMBDA {
       if constexpr (kStages == 1) {
         if (first) {
           Arch::template cp_async_wait<kRing - 1>();
@@ -213,6 +248,11 @@ struct Mainloop {
         Arch::cp_async_fence();
       }
 
+      constexpr bool kWhole = !decltype(needs_mask)::value;
+      constexpr MaskKind kMask = decltype(mask_kind)::value;
+      int const first_col = n_block * kBlockN;
+      if constexpr (kIsGeneral) mask.template fetch<kMask, kWhole>(tScS, first_row, first_col, sequence);
+
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
       clear(tSrS);
       gemm<!kQFromSmem, CopyAtom, CopyAtom>(tiled_mma, tSrS, tSrQ, tSrK, tSsQ, smem_copy_k.partition_S(sK(slot_k)),
@@ -232,15 +272,26 @@ struct Mainloop {
       }
 
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
-      if constexpr (decltype(needs_mask)::value)
-        apply_mask<Traits::kIsCausal>(scores, tScS, tile.m_block * kBlockM, n_block * kBlockN, params);
-      softmax.update(scores, tOrO_rows, params.softmax_scale_log2);
+      bool is_seen = true;
+      if constexpr (kIsGeneral) {
+        if constexpr (kMask == MaskKind::kBool)
+          is_seen = mask.template select<kWhole>(scores, tScS, first_row, first_col, sequence);
+        if constexpr (kMask == MaskKind::kBias) mask.template add<kWhole>(scores, tScS, first_row, first_col, sequence);
+      }
+      if (is_seen) {
+        if constexpr (!kWhole) apply_mask<Traits::kMayBeCausal>(scores, tScS, first_row, first_col, sequence);
+        softmax.template update<kMask == MaskKind::kBias>(scores, tOrO_rows, params.softmax_scale_log2);
 
-      Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
-      convert(tSrS, tOrP_);
-      Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
-      gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),
-                                      tSrQ_view, tOrVt_view);
+        Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
+        convert(tSrS, tOrP_);
+        if constexpr (Traits::kHasDropout) {
+          Tensor pairs = recast<uint32_t>(tOrP_);  // ((1, 2), MMA_M, MMA_N)
+          dropout.apply(pairs, tScS, first_row, first_col);
+        }
+        Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
+        gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),
+                                        tSrQ_view, tOrVt_view);
+      }
 
       n_block -= kKvGroups;
       if constexpr (kStages > 1) {
@@ -251,12 +302,47 @@ struct Mainloop {
         slot_k = before(slot_k);
       }
     };
-    while (n_block >= keys.n_block_full) step(true_type{});
-    while (n_block >= 0) step(false_type{});
+    auto const walk = [&](auto mask_kind) SDPA_INLINE_LAMBDA {
+      while (n_block >= keys.n_block_full) step(true_type{}, mask_kind);
+      while (n_block >= 0) step(false_type{}, mask_kind);
+    };
+    if constexpr (kIsGeneral) {
+      if (params.mask.type == MaskType::kBool) {
+        walk(constant<MaskKind, MaskKind::kBool>{});
+      } else if (params.mask.is_bias()) {
+        walk(constant<MaskKind, MaskKind::kBias>{});
+      } else {
+        walk(constant<MaskKind, MaskKind::kNone>{});
+      }
+    } else {
+      walk(constant<MaskKind, MaskKind::kNone>{});
+    }
     Arch::template cp_async_wait<0>();
   }
 
  private:
+  SDPA_DEVICE static int head_dim(Params const &params) {
+    if constexpr (kIsGeneral) return params.head_dim;
+    return kHeadDim;
+  }
+
+  SDPA_DEVICE static int head_dim_v(Params const &params) {
+    if constexpr (kIsGeneral) return params.head_dim_v;
+    return kHeadDim;
+  }
+
+  // (kBlockN, ...) → the same with its rows in the order of a tile of shared memory
+  template <class Keys>
+  SDPA_DEVICE static auto in_key_order(Keys const &keys) {
+    if constexpr (!Traits::kPermuteKeys) {
+      return keys;
+    } else if constexpr (Keys::rank == 2) {
+      return keys.compose(typename Traits::KeyOrder{}, _);
+    } else {
+      return keys.compose(typename Traits::KeyOrder{}, _, _);
+    }
+  }
+
   // The first V lies beside the first K in a ring of three; otherwise K and V have buffers of their own, counted alike.
   static constexpr int kFirstSlotV = kStages == 1 && kRing == 3 ? 1 : 0;
 
@@ -266,27 +352,28 @@ struct Mainloop {
 
   // Reads the tile's rows of Q straight into the operand's registers: no shared memory, no barrier.
   template <class Gmem, class Fragment, class ThrMma>
-  SDPA_DEVICE static void load_q_direct(Params const &params, WorkTile const &tile, Gmem const &tSgQ, Fragment &tSrQ,
-                                        ThrMma const &thr_mma) {
+  SDPA_DEVICE static void load_q_direct(Params const &params, WorkTile const &tile, Sequence const &sequence,
+                                        Gmem const &tSgQ, Fragment &tSrQ, ThrMma const &thr_mma) {
     Tensor tScQ = thr_mma.partition_A(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     auto pairs = recast<uint32_t>(tSrQ);
-    int const num_rows = params.seqlen_q - tile.m_block * kBlockM;
+    int const num_rows = sequence.seqlen_q - tile.m_block * kBlockM;
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) {
-      bool const inside = get<0>(tScQ(2 * i)) < num_rows;
+      bool const inside = get<0>(tScQ(2 * i)) < num_rows && (!kIsGeneral || get<1>(tScQ(2 * i)) < head_dim(params));
       pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(&tSgQ(2 * i)) : 0u;
     }
   }
 
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   template <class Gmem, class Smem>
-  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Gmem const &gQ, Smem &sQ) {
+  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Sequence const &sequence, Gmem const &gQ,
+                                 Smem &sQ) {
     typename Traits::GmemTiledCopy copy;
     auto const thr_copy = copy.get_slice(Arch::thread_idx());
     Tensor tQsQ = thr_copy.partition_D(sQ);  // (8, CPY_M, CPY_K)
     Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
-    load_tile<true>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
-                    params.seqlen_q - tile.m_block * kBlockM);
+    load_tile<true, kIsGeneral>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
+                                sequence.seqlen_q - tile.m_block * kBlockM, head_dim(params));
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();

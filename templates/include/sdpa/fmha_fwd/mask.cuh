@@ -1,12 +1,13 @@
-// Which scores count. A row i sees the keys j with j < seqlen_k and, when causal, j <= i + causal_offset.
+// Which scores count by position. A row i sees the keys j with j < seqlen_k and, when causal, j <= i + causal_offset.
 //
 // `KeyRange` says how far a query tile has to look and from which block on no mask is needed; `apply_mask` replaces
 // the scores of unseen keys by -inf. It selects, never adds: a NaN in an unseen key must not survive.
+// Masks that are tensors are dense_mask.cuh's business.
 #pragma once
 
 #include <cute/tensor.hpp>
 
-#include "sdpa/fmha_fwd/params.hpp"
+#include "sdpa/fmha_fwd/sequence.cuh"
 
 namespace sdpa::fmha_fwd {
 
@@ -15,30 +16,30 @@ struct KeyRange {
   int n_block_full;  // blocks [0, n_block_full) are seen whole by every row
 
   template <class Traits>
-  SDPA_DEVICE static KeyRange make(Params const &params, int m_block) {
-    int seen_by_last = params.seqlen_k;
-    int seen_by_first = params.seqlen_k;
-    if constexpr (Traits::kIsCausal) {
+  SDPA_DEVICE static KeyRange make(Sequence const &sequence, int m_block) {
+    int seen_by_last = sequence.seqlen_k;
+    int seen_by_first = sequence.seqlen_k;
+    if constexpr (Traits::kMayBeCausal) {
       int const first_row = m_block * Traits::kBlockM;
-      int const last_row = cute::min(first_row + Traits::kBlockM, params.seqlen_q) - 1;
-      seen_by_last = cute::max(cute::min(seen_by_last, last_row + params.causal_offset + 1), 0);
-      seen_by_first = cute::max(cute::min(seen_by_first, first_row + params.causal_offset + 1), 0);
+      int const last_row = cute::min(first_row + Traits::kBlockM, sequence.seqlen_q) - 1;
+      seen_by_last = cute::max(cute::min(seen_by_last, last_row + sequence.causal_offset + 1), 0);
+      seen_by_first = cute::max(cute::min(seen_by_first, first_row + sequence.causal_offset + 1), 0);
     }
     return {(seen_by_last + Traits::kBlockN - 1) / Traits::kBlockN, seen_by_first / Traits::kBlockN};
   }
 };
 
 // scores, coords: (rows, cols); a coordinate is (row, column) within the tile at (first_row, first_col).
-template <bool kIsCausal, class Scores, class Coords>
+template <bool kMayBeCausal, class Scores, class Coords>
 SDPA_DEVICE void apply_mask(Scores &scores, Coords const &coords, int first_row, int first_col,
-                            Params const &params) {
+                            Sequence const &sequence) {
   using namespace cute;
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    int num_seen = params.seqlen_k - first_col;
-    if constexpr (kIsCausal) {
+    int num_seen = sequence.seqlen_k - first_col;
+    if constexpr (kMayBeCausal) {
       int const row = first_row + get<0>(coords(i, 0));
-      num_seen = cute::min(num_seen, row + params.causal_offset + 1 - first_col);
+      num_seen = cute::min(num_seen, row + sequence.causal_offset + 1 - first_col);
     }
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {

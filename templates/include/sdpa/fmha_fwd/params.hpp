@@ -1,5 +1,6 @@
 // What one launch of a fused kernel receives: pointers, strides in elements, lengths, and the scheduler's divisors.
 // Made from the C ABI's sdpa_params by launch.cuh; holds no compile-time fact of any kernel.
+// Plain kernels take Params, general ones GeneralParams.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,55 @@ struct Params {
   int32_t seqlen_k;       // keys that at least one query sees
   int32_t causal_offset;  // key j is seen by row i when j <= i + causal_offset
   int32_t negate_q;       // softmax_scale was negative: its sign is moved to Q
-  float softmax_scale_log2;  // > 0
+  float softmax_scale_log2;  // > 0; with a bias log2(e), since bias and scores meet in natural units
   TileScheduler scheduler;
+};
+
+// What the loop over key blocks is compiled for; MaskType says more.
+enum class MaskKind { kNone, kBool, kBias };
+
+enum class MaskType : int32_t { kNone, kBool, kF16, kBf16, kF32 };
+
+// A dense mask or bias, broadcast by strides of 0.
+struct MaskRef {
+  char const *data;
+  int64_t batch_stride;  // bytes, like the others
+  int64_t head_stride;
+  int64_t row_stride;
+  int64_t column_stride;
+  MaskType type;
+  int32_t is_vectorised;  // columns are neighbours and every run of a thread's columns starts aligned
+  float scores_scale;     // with a bias: |softmax_scale|
+
+  SDPA_HOST_DEVICE bool is_bias() const { return type >= MaskType::kF16; }
+};
+
+// Lengths of the sequences of a batch in device memory; each pointer may be null.
+struct LengthsRef {
+  int32_t const *seqlens;     // [batch]
+  int32_t const *cu_seqlens;  // [batch + 1], first rows of packed sequences
+  int32_t total;              // rows of the packed tensor
+};
+
+struct DropoutRef {
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  uint64_t const *philox_state;  // {seed, offset} in device memory, instead of the two above; or null
+  uint32_t threshold_high;       // see dropout.cuh
+  uint32_t threshold_low;
+  float keep_scale;  // 1 / p_keep
+};
+
+struct GeneralParams : Params {
+  int32_t head_dim;    // of q and k, a multiple of 8, at most the kernel's
+  int32_t head_dim_v;  // of v and out
+  int32_t num_heads_q;
+  int32_t is_causal;
+  int32_t is_bottom_right;  // causal_offset is each sequence's own seqlen_k - seqlen_q
+  LengthsRef lengths_q;
+  LengthsRef lengths_k;
+  MaskRef mask;
+  DropoutRef dropout;
 };
 
 }  // namespace sdpa::fmha_fwd

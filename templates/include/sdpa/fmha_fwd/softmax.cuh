@@ -38,6 +38,8 @@ struct Softmax {
   // Below every finite score, so that a row without keys keeps P = exp2(-inf - kNoKey) = 0 and not NaN.
   static constexpr float kNoKey = -1.7e38f;
   static constexpr float kSlack = 8.f;
+  static constexpr float kHuge = 16777216.f;  // 2^24
+  static constexpr float kLargest = 1e38f;    // times log2(e), above kNoKey
   static constexpr float kLn2 = 0.6931471805599453f;
 
   float row_max[kRows];  // log2 units
@@ -51,16 +53,26 @@ struct Softmax {
     }
   }
 
-  // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved.
-  template <class Scores, class Out>
+  // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved. With kHasBias, S may
+  // hold the largest floats there are: see `to_log2`.
+  template <bool kHasBias, class Scores, class Out>
   SDPA_DEVICE void update(Scores &scores, Out &out, float softmax_scale_log2) {
     float block_max[kRows];  // of this lane's columns
-    bool exceeds = false;
+    bool is_huge = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       block_max[i] = scores(i, 0);
       CUTE_UNROLL
       for (int j = 1; j < size<1>(scores); ++j) block_max[i] = fmaxf(block_max[i], scores(i, j));
+      is_huge |= fabsf(block_max[i]) > kHuge && fabsf(block_max[i]) != INFINITY;
+    }
+    if (kHasBias && Arch::any(is_huge)) {
+      to_log2(scores, block_max, softmax_scale_log2);
+      softmax_scale_log2 = 1.f;
+    }
+    bool exceeds = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
       block_max[i] *= softmax_scale_log2;
       exceeds |= block_max[i] > row_max[i] + kSlack;
     }
@@ -89,6 +101,24 @@ struct Softmax {
   SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + Arch::log2(sum)) * kLn2; }
 
  private:
+  // Large negative biases, -1e9 or the least finite number, are a common way to write "not seen". For a row that has no
+  // other keys, the exact product in `scale_log2 · S - row_max` and the rounded one in row_max would differ by more than
+  // an exponent holds, and the least numbers overflow in log2 units. So such blocks are brought to log2 units first,
+  // rounded alike and cut to what does not overflow. Rows that also have other keys are not changed by that; infinities
+  // stay what they are.
+  template <class Scores>
+  SDPA_DEVICE static void to_log2(Scores &scores, float (&block_max)[kRows], float softmax_scale_log2) {
+    auto const convert = [&](float &x) SDPA_INLINE_LAMBDA {
+      if (fabsf(x) != INFINITY) x = fmaxf(fminf(x, kLargest), -kLargest) * softmax_scale_log2;
+    };
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      convert(block_max[i]);
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) convert(scores(i, j));
+    }
+  }
+
   template <class Out>
   SDPA_DEVICE void move_reference(float const (&block_max)[kRows], Out &out) {
     CUTE_UNROLL

@@ -2,7 +2,8 @@
 //
 // Two orders. Full attention: the m_blocks of one head follow each other, so K and V of that head are read from L2.
 // Causal: the cost of a tile grows with m_block, so the longest tiles start first; to keep K and V in L2 all the same,
-// heads are taken in sections whose K and V fit there, longest tile first within a section.
+// heads are taken in sections whose K and V fit there, longest tile first within a section. A mask that batches share
+// makes batches follow each other within a head, so that it is read from L2 as well.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,12 @@ struct WorkTile {
 struct TileScheduler {
   int num_m_blocks;
   int num_full_sections;
+  int takes_batches_first;
   cutlass::FastDivmod m_blocks;         // by num_m_blocks
   cutlass::FastDivmod section_tiles;    // by heads_per_section * num_m_blocks
   cutlass::FastDivmod section_heads;    // by heads_per_section
   cutlass::FastDivmod last_heads;       // by the heads of the last, shorter section
-  cutlass::FastDivmod heads_q;          // by num_heads_q
+  cutlass::FastDivmod heads_q;          // by num_heads_q, or by batch
   cutlass::FastDivmod heads_q_per_kv;   // by num_heads_q / num_heads_kv
 
   // Half of the L2 of the smallest card of the family (48 MB), so that Q, O and other sections leave K and V alone.
@@ -41,6 +43,7 @@ struct TileScheduler {
     int64_t const last = heads % per_section;
     TileScheduler s;
     s.num_m_blocks = num_m_blocks;
+    s.takes_batches_first = 0;
     s.num_full_sections = static_cast<int>(heads / per_section);
     s.m_blocks = cutlass::FastDivmod(num_m_blocks);
     s.section_tiles = cutlass::FastDivmod(static_cast<int>(per_section * num_m_blocks));
@@ -51,7 +54,13 @@ struct TileScheduler {
     return s;
   }
 
-  template <bool kIsCausal>
+  // The batches of one head follow each other, instead of the heads of one batch: for what is shared by batches.
+  void take_batches_first(int batch) {
+    heads_q = cutlass::FastDivmod(batch);
+    takes_batches_first = 1;
+  }
+
+  template <bool kIsCausal, bool kMayTakeBatchesFirst>
   SDPA_DEVICE WorkTile tile(int block_idx) const {
     int m_block, head;  // head counts over batch and query heads
     if constexpr (kIsCausal) {
@@ -69,7 +78,11 @@ struct TileScheduler {
     }
     WorkTile t;
     t.m_block = m_block;
-    heads_q(t.bidb, t.bidh, head);
+    if (kMayTakeBatchesFirst && takes_batches_first) {
+      heads_q(t.bidh, t.bidb, head);
+    } else {
+      heads_q(t.bidb, t.bidh, head);
+    }
     t.bidh_kv = heads_q_per_kv.div(t.bidh);
     return t;
   }

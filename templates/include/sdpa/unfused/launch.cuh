@@ -40,7 +40,7 @@ constexpr KernelRow make_row(char const *name) {
   row.info.is_causal = kIsCausal;
   row.info.smem_bytes = smem_bytes(kHeadDim, kBlockM, kBlockN, kStages, kNWarps);
   row.info.ctas_per_sm = 1;
-  row.can_implement = can_implement<kBlockM, kBlockN, kIsCausal>;
+  row.can_implement = can_implement<kBlockM, kBlockN>;
   row.workspace_bytes = workspace_bytes;
 #if defined(SDPA_TARGET_HOST)
   row.launch = host::launch<Element>;

@@ -137,6 +137,13 @@ inline bool any(bool predicate) {
   return slots.vote_result;
 }
 
+// For a load of several elements at once, which a GPU refuses at other addresses and a CPU does not.
+inline void check_alignment(const void *address, int bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % size_t(bytes) != 0) {
+    current_block->fail("load: address %p is not %d-byte aligned", address, bytes);
+  }
+}
+
 // 16 bytes from global to shared memory; zeros, and no read, without `load`.
 inline void cp_async(void *destination, const void *source, bool load) {
   Block &block = *current_block;

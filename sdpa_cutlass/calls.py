@@ -1,0 +1,259 @@
+"""One call: arguments → plan → launch.
+
+A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
+any other one is checked and planned first (see planning.py). `run` is the path of plain calls and looks at
+nothing else; `run_general` takes masks, dropout, lengths and layouts as well. Arrays of other libraries are
+read as tensors first (see arrays.py). While torch traces, the call is an operator (see torch_ops.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import checks, results, rng
+from .arrays import as_tensor, is_tensor
+from .checks import Layout
+from .extras import Extras
+from .planning import Inputs, Options, Prepared, Result, bind, execute, prepare, random_bits
+from .problem import Causal
+from .registry import Family
+
+if TYPE_CHECKING:
+    import torch
+
+
+_MAX_PLANS = 4096
+Plans = dict[tuple[Any, ...], Prepared]
+_plain: Plans = {}  # of `run`
+_general: Plans = {}  # of `run_general`
+
+
+def run(
+    family: Family,
+    causal: Causal | str | None,
+    scale: float | None,
+    enable_gqa: bool,
+    kernel: str | None,
+    return_lse: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A plain call → (out, softmax_lse or None)."""
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
+        return torch_ops.traced(options, Inputs(query, key, value, out))[:2]
+    signature: tuple[Any, ...] | None = None
+    prepared = None
+    try:
+        signature = (
+            family, causal, scale, enable_gqa, kernel, return_lse,
+            type(query), query.shape, query.stride(), query.dtype, query.device,
+            type(key), key.shape, key.stride(), key.dtype, key.device,
+            type(value), value.shape, value.stride(), value.dtype, value.device,
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        )  # fmt: skip
+        prepared = _plain[signature]
+        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if (q | k | v) & 15:
+            prepared = signature = None
+    except KeyError:
+        pass
+    except (AttributeError, TypeError, RuntimeError):
+        prepared = signature = None  # not tensors, or without data, or options that cannot be keys
+    if prepared is None:
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
+        return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)[:2]
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        checks.check_no_grad({"query": query, "key": key, "value": value})
+    plan, empty_like, lse_like, out_stride, out_shape, _, _ = prepared
+    if out is not None:
+        results.check_known_out(out, {"query": query, "key": key, "value": value})
+    elif out_stride is None:
+        out = empty_like(query)
+    else:
+        out = query.new_empty_strided(out_shape, out_stride)
+    lse = None
+    if lse_like is not None:
+        lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
+    plan.launch_at(q, k, v, out, lse)
+    return out, lse
+
+
+def run_general(
+    family: Family,
+    causal: Causal | str | None,
+    scale: float | None,
+    enable_gqa: bool,
+    kernel: str | None,
+    return_lse: bool,
+    p_dropout: float,
+    layout: Layout | str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+    attn_mask: torch.Tensor | None,
+    seqlens_q: torch.Tensor | None,
+    seqlens_k: torch.Tensor | None,
+    philox: Any,
+) -> Result:
+    """Any call: the options and inputs in the order of `Options` and `Inputs`."""
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        return torch_ops.traced(options, inputs)
+    signature: tuple[Any, ...] | None = None
+    prepared = None
+    try:
+        signature = (
+            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+            type(query), query.shape, query.stride(), query.dtype, query.device,
+            type(key), key.shape, key.stride(), key.dtype, key.device,
+            type(value), value.shape, value.stride(), value.dtype, value.device,
+            None if out is None else signature_of(out),
+            None if attn_mask is None else signature_of(attn_mask),
+            None if seqlens_q is None else signature_of(seqlens_q),
+            None if seqlens_k is None else signature_of(seqlens_k),
+        )  # fmt: skip
+        prepared = _general[signature]
+        require_data(attn_mask, seqlens_q, seqlens_k, philox)
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 or (
+            prepared.casts_mask and _is_autocast_enabled(query)
+        ):
+            prepared = signature = None
+    except KeyError:
+        pass
+    except (AttributeError, TypeError, RuntimeError):
+        prepared = signature = None
+    if prepared is None:
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        return _run_unprepared(options, inputs, _general, signature)
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        checks.check_no_grad({"query": query, "key": key, "value": value})
+    if attn_mask is not None and attn_mask.requires_grad:
+        checks.check_no_grad({"attn_mask": attn_mask})
+    if out is not None:
+        results.check_known_out(
+            out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
+        )
+    state = random_bits(philox, prepared.p_dropout, query)
+    given = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k)
+    return launch(prepared, query, key, value, out, given)
+
+
+def signature_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a plan depends on. Raises what a value that is no tensor raises."""
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def require_data(*values: Any) -> None:
+    """Raises RuntimeError for a tensor without memory: FakeTensor, or inside torch.func.vmap."""
+    for value in values:
+        if value is not None and not isinstance(value, (tuple, list)):
+            value.data_ptr()
+
+
+def launch(
+    prepared: Prepared,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+    given: Extras,
+) -> Result:
+    """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
+    plan, empty_like, lse_like, out_stride, out_shape, _, _ = prepared
+    if out is None:
+        out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
+    lse = None
+    if lse_like is not None:
+        lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
+    plan.launch(query, key, value, out, lse, given)
+    return Result(out, lse, given.philox)
+
+
+def remember(cache: Plans, signature: tuple[Any, ...] | None, prepared: Prepared | None) -> None:
+    """Keeps `prepared`, and at most _MAX_PLANS in all."""
+    if signature is None or prepared is None:
+        return
+    if len(cache) >= _MAX_PLANS:
+        cache.clear()
+    cache[signature] = prepared
+
+
+def _is_autocast_enabled(query: torch.Tensor) -> bool:
+    return bool(sys.modules["torch"].is_autocast_enabled(query.device.type))
+
+
+def _given(inputs: Inputs) -> dict[str, Any]:
+    """The arrays and tensors that a call reads; q, k and v even if they are None."""
+    given = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    for name in ("attn_mask", "seqlens_q", "seqlens_k"):
+        value = getattr(inputs, name)
+        if value is not None:
+            given[name] = value
+    if is_tensor(inputs.philox):
+        given["philox"] = inputs.philox
+    return given
+
+
+def _run_unprepared(
+    options: Options, inputs: Inputs, cache: Plans, signature: tuple[Any, ...] | None
+) -> Result:
+    """Checks everything; what can serve the next call of its kind is kept in `cache`."""
+    given = _given(inputs)
+    if not all(is_tensor(value) for value in given.values()) or not (
+        inputs.out is None or is_tensor(inputs.out)
+    ):
+        tensors = {name: as_tensor(name, value) for name, value in given.items()}
+        if inputs.out is not None:
+            tensors["out"] = as_tensor("out", inputs.out, writable=True)
+        known = inputs._replace(**tensors)
+        if cache is _plain:
+            result = Result(*run(*options[:6], *known[:4]), rng.NO_PHILOX)
+        else:
+            result = run_general(*options, *known)
+        return result if inputs.out is None else result._replace(out=inputs.out)
+    if any(checks.is_virtual(value) for value in given.values()):
+        from . import torch_ops
+
+        return torch_ops.traced(options, inputs)
+    bound = bind(options, inputs)
+    operands = bound.operands
+    if inputs.out is not None:
+        results.check_out(inputs.out, operands)
+        results.check_no_overlap(inputs.out, given)
+    executed = execute(bound, options, inputs.out, inputs.philox)
+    out = operands.restore(executed.out) if inputs.out is None else inputs.out
+    lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
+    remember(cache, signature, prepare(executed, inputs, bound, out, lse))
+    return Result(out, lse, executed.philox)
+
+
+def _find_is_dynamo_compiling() -> bool:
+    """Stands in for torch's function where torch was imported after this package, until the first eager call.
+
+    Not while tracing: compiled code depends on the global and would be compiled again.
+    """
+    global is_dynamo_compiling
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+    return False
+
+
+is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
+if sys.modules.get("torch"):  # found now, so that code compiled before the first eager call stays valid
+    _find_is_dynamo_compiling()

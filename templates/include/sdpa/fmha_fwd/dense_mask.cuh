@@ -1,0 +1,212 @@
+// Masks that are tensors: boolean (0: the key is not seen) or a bias that is added to the scaled scores.
+//
+//   boolean   S_ij = mask_ij ? S_ij : -inf        selected: whatever an unseen key holds is gone
+//   bias      S_ij = scale · S_ij + bias_ij       natural units; the softmax's own factor is then log2(e)
+//
+// A thread reads its own elements straight from global memory into registers, as many of them as kCapacity holds
+// before the multiplication that makes the scores, so that the latency hides under it, the rest after it. The keys of
+// a block are taken in an order (KeyOrder in kernel_traits.cuh) in which a thread's columns of one row are runs of
+// kRun neighbours: 8 to 16 bytes a load where addresses and strides allow it, single elements elsewhere.
+// A block of a boolean mask that is all true for a warp costs no selection, one that is all false no softmax and no
+// second multiplication: paddings, documents and windows are made of such blocks.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include <cutlass/numeric_types.h>
+
+#include "sdpa/fmha_fwd/params.hpp"
+#include "sdpa/fmha_fwd/sequence.cuh"
+
+namespace sdpa::fmha_fwd {
+
+template <class Traits>
+struct DenseMask {
+  using Arch = typename Traits::Arch;
+
+  static constexpr int kRun = Traits::kMaskRun;                  // neighbouring columns that a thread holds
+  static constexpr int kRuns = Traits::kBlockN / 4 / kRun;       // of one row
+  static constexpr int kRows = Traits::kRowsPerThread;
+  template <int kBytes>  // of an element
+  static constexpr int kWords = (kRun * kBytes + 3) / 4;
+  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
+  template <int kBytes>
+  static constexpr int kAhead = kCapacity / kWords<kBytes> < kRuns ? kCapacity / kWords<kBytes> : kRuns;  // runs that fit
+
+  MaskRef const &ref;
+  char const *head;  // the mask of this batch and head
+  uint32_t words[kRows][kCapacity];
+
+  SDPA_DEVICE DenseMask(MaskRef const &mask, int bidb, int bidh)
+      : ref(mask), head(mask.data + bidb * mask.batch_stride + bidh * mask.head_stride) {}
+
+  // Reads what the tile at (first_row, first_col) needs, as far as there is room. kWhole: all its columns exist.
+  template <MaskKind kKind, bool kWhole, class Coords>
+  SDPA_DEVICE void fetch(Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
+    if constexpr (kKind == MaskKind::kBool) {
+      fetch_runs<1, kWhole>(0, kAhead<1>, coords, first_row, first_col, sequence);
+    } else if constexpr (kKind == MaskKind::kBias) {
+      if (ref.type != MaskType::kF32) fetch_runs<2, kWhole>(0, kAhead<2>, coords, first_row, first_col, sequence);
+    }
+  }
+
+  // A boolean mask for the scores, coords: (rows, cols) of the same tile. False: no row of this warp sees a key of the
+  // block, and the scores are left as they were.
+  template <bool kWhole, class Scores, class Coords>
+  SDPA_DEVICE bool select(Scores &scores, Coords const &coords, int first_row, int first_col,
+                          Sequence const &sequence) {
+    if constexpr (kAhead<1> == kRuns) {
+      uint32_t every = kAllSeen, some = 0;
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        CUTE_UNROLL
+        for (int w = 0; w < kRuns * kWords<1>; ++w) {
+          every &= words[i][w];
+          some |= words[i][w];
+        }
+      }
+      if (!Arch::any(every != kAllSeen)) return true;
+      if (!Arch::any(some != 0)) return false;
+    }
+    CUTE_UNROLL
+    for (int first = 0; first < kRuns; first += kAhead<1>) {
+      if (first > 0) fetch_runs<1, kWhole>(first, first + kAhead<1>, coords, first_row, first_col, sequence);
+      for_each_run(first, first + kAhead<1>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        CUTE_UNROLL
+        for (int c = 0; c < kRun; ++c) {
+          bool const is_seen = (words[i][(u - first) * kWords<1> + c / 4] & 0xffu << (c % 4 * 8)) != 0;
+          if (!is_seen) scores(i, u * kRun + c) = -INFINITY;
+        }
+      });
+    }
+    return true;
+  }
+
+  // A bias for the scores, coords: (rows, cols) of the same tile.
+  template <bool kWhole, class Scores, class Coords>
+  SDPA_DEVICE void add(Scores &scores, Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
+    if (ref.type == MaskType::kF32) {
+      for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        uint32_t wide[kWords<4>];
+        fetch_run<4, kWhole>(wide, coords, i, u, first_row, first_col, sequence);
+        CUTE_UNROLL
+        for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
+      });
+      return;
+    }
+    CUTE_UNROLL
+    for (int first = 0; first < kRuns; first += kAhead<2>) {
+      if (first > 0) fetch_runs<2, kWhole>(first, first + kAhead<2>, coords, first_row, first_col, sequence);
+      if (ref.type == MaskType::kF16) {
+        for_each_run(first, first + kAhead<2>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+          CUTE_UNROLL
+          for (int c = 0; c < kRun; ++c) {
+            uint32_t const word = words[i][(u - first) * kWords<2> + c / 2];
+            auto const bits = static_cast<uint16_t>(word >> (c % 2 * 16));
+            add(scores(i, u * kRun + c), static_cast<float>(cutlass::half_t::bitcast(bits)));
+          }
+        });
+      } else {
+        for_each_run(first, first + kAhead<2>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+          CUTE_UNROLL
+          for (int c = 0; c < kRun; ++c) {
+            uint32_t const word = words[i][(u - first) * kWords<2> + c / 2];
+            add(scores(i, u * kRun + c), as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u));
+          }
+        });
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAllSeen = kRun == 8 ? 0x01010101u : 0x0101u;
+
+  template <class Body>
+  SDPA_DEVICE static void for_each_run(int first, int last, Body &&body) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int u = first; u < last; ++u) body(i, u);
+    }
+  }
+
+  SDPA_DEVICE static float as_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+
+  SDPA_DEVICE void add(float &score, float bias) const { score = score * ref.scores_scale + bias; }
+
+  template <class Coords>
+  SDPA_DEVICE static int column_at(Coords const &coords, int u, int first_col) {
+    return first_col + static_cast<int>(cute::get<1>(coords(0, u * kRun)));
+  }
+
+  // Runs first to last - 1 of every row, to the front of `words`.
+  template <int kBytes, bool kWhole, class Coords>
+  SDPA_DEVICE void fetch_runs(int first, int last, Coords const &coords, int first_row, int first_col,
+                              Sequence const &sequence) {
+    for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
+      fetch_run<kBytes, kWhole>(&words[i][(u - first) * kWords<kBytes>], coords, i, u, first_row, first_col, sequence);
+    });
+  }
+
+  // kRun elements of kBytes of row i; those of columns beyond seqlen_k are not read and count as 0.
+  template <int kBytes, bool kWhole, class Coords>
+  SDPA_DEVICE void fetch_run(uint32_t *into, Coords const &coords, int i, int u, int first_row, int first_col,
+                             Sequence const &sequence) const {
+    CUTE_UNROLL
+    for (int w = 0; w < kWords<kBytes>; ++w) into[w] = 0;
+    int const column = column_at(coords, u, first_col);
+    // Rows that do not attend read the last one that does.
+    char const *const row =
+        head +
+        cute::min(first_row + static_cast<int>(cute::get<0>(coords(i, 0))), sequence.seqlen_q - 1) * ref.row_stride;
+    if (ref.is_vectorised && (kWhole || column + kRun <= sequence.seqlen_k)) {
+      load_vector<kRun * kBytes>(into, row + static_cast<int64_t>(column) * kBytes);
+      return;
+    }
+    int const valid = kWhole ? kRun : cute::min(int{kRun}, sequence.seqlen_k - column);
+    char const *const from = row + column * ref.column_stride;
+    CUTE_NO_UNROLL
+    for (int c = kRun - 1; c >= 0; --c) {  // shifted in from above, so that the registers keep constant indices
+      CUTE_UNROLL
+      for (int w = kWords<kBytes> - 1; w > 0; --w)
+        into[w] = kBytes == 4 ? into[w - 1] : into[w] << (8 * kBytes % 32) | into[w - 1] >> (32 - 8 * kBytes) % 32;
+      into[0] = kBytes == 4 ? 0 : into[0] << (8 * kBytes % 32);
+      if (c < valid) into[0] |= load_element<kBytes>(from + c * ref.column_stride);
+    }
+  }
+
+  template <int kBytes>
+  SDPA_DEVICE static uint32_t load_element(char const *from) {
+    if constexpr (kBytes == 1) return *reinterpret_cast<uint8_t const *>(from);
+    if constexpr (kBytes == 2) return *reinterpret_cast<uint16_t const *>(from);
+    if constexpr (kBytes == 4) return *reinterpret_cast<uint32_t const *>(from);
+  }
+
+  template <int kBytes>
+  SDPA_DEVICE static void load_vector(uint32_t *into, char const *from) {
+    Arch::check_alignment(from, kBytes < 16 ? kBytes : 16);
+    if constexpr (kBytes == 2) into[0] = *reinterpret_cast<uint16_t const *>(from);
+    if constexpr (kBytes == 4) into[0] = *reinterpret_cast<uint32_t const *>(from);
+    if constexpr (kBytes == 8) {
+      uint2 const two = *reinterpret_cast<uint2 const *>(from);
+      into[0] = two.x;
+      into[1] = two.y;
+    }
+    if constexpr (kBytes >= 16) {
+      CUTE_UNROLL
+      for (int v = 0; v < kBytes / 16; ++v) {
+        uint4 const four = reinterpret_cast<uint4 const *>(from)[v];
+        into[4 * v] = four.x;
+        into[4 * v + 1] = four.y;
+        into[4 * v + 2] = four.z;
+        into[4 * v + 3] = four.w;
+      }
+    }
+  }
+};
+
+}  // namespace sdpa::fmha_fwd

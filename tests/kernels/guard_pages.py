@@ -1,0 +1,96 @@
+"""Runs every general kernel on tensors that end, or begin, at an unmapped page.
+
+    python -m tests.kernels.guard_pages
+
+An access outside a tensor, even one whose value is thrown away, kills the process; the line printed last
+says which kernel and case it was. Host library only; test_guard_pages.py runs this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from sdpa_cutlass._locate import Target
+from sdpa_cutlass.api import kernels
+from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.problem import Causal
+from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
+from tests.kernels.harness import TestedKernel
+from tests.kernels.masks import MASK_DTYPES, random_mask
+
+_PROT_NONE = 0
+
+
+def fenced(tensor: torch.Tensor, *, at_end: bool) -> torch.Tensor:
+    """A dense copy that ends right in front of an unmapped page, or begins right behind one."""
+    page = mmap.PAGESIZE
+    size = tensor.numel() * tensor.element_size()
+    room = -(-size // page) * page
+    memory = mmap.mmap(-1, room + 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for fence in (address, address + page + room):
+        if protect(ctypes.c_void_p(fence), ctypes.c_size_t(page), _PROT_NONE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = page + room - size if at_end else page
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+def cases(kernel: TestedKernel) -> Iterator[Case]:
+    """Odd sizes and every option; only rows and keys of the last tile lie beside a fence."""
+    info = kernel.info
+    rows, keys = info.block_m + 5, (info.kv_groups + 1) * info.block_n + 9
+    inputs = random_qkv(kernel, rows, keys, batch=1, head_dim=info.head_dim - 8)
+    base = Case(**inputs, p_dropout=0.3 if info.has_dropout else 0.0, philox=PhiloxState(1, 2))
+    for causal in (None, *Causal):
+        yield replace(base, causal=causal)
+    for dtype in MASK_DTYPES:
+        for size in (keys, keys - keys % 16):  # single elements at the end of a row, and whole vectors
+            part = replace(base, k=base.k[:, :, :size], v=base.v[:, :, :size])
+            for shape in ((size,), (rows, 1), (1, 2, rows, size)):
+                yield replace(part, mask=random_mask(dtype, shape, "cpu"))
+    yield replace(
+        base,
+        causal=Causal.BOTTOM_RIGHT,
+        lengths_q=Lengths(seqlens=(rows - 3,)),
+        lengths_k=Lengths(seqlens=(keys + 100,)),
+    )
+    yield replace(
+        base,
+        lengths_q=Lengths(cu_seqlens=(0, 20, rows), longest=rows + 100),
+        lengths_k=Lengths(cu_seqlens=(0, keys - 30, keys), longest=keys + 100),
+    )
+    one_key = replace(base, q=base.q[:, :, :1], k=base.k[:, :, :1], v=base.v[:, :, :1])
+    yield replace(one_key, mask=random_mask(torch.bool, (1, 1), "cpu", density=1))
+
+
+def main() -> None:
+    for row in kernels(Target.HOST):
+        if not row.is_general:
+            continue
+        kernel = TestedKernel("cpu", row)
+        for case in cases(kernel):
+            for at_end in (True, False):
+                print(
+                    f"{row.name}, fence {'behind' if at_end else 'in front of'} the tensors: {case}",
+                    flush=True,
+                )
+                tensors = {name: fenced(getattr(case, name), at_end=at_end) for name in ("q", "k", "v")}
+                if case.mask is not None:
+                    tensors["mask"] = fenced(case.mask, at_end=at_end)
+                out = fenced(torch.full(case.out_shape, math.nan, dtype=kernel.dtype), at_end=at_end)
+                lse = fenced(torch.full(case.out_shape[:3], math.nan), at_end=at_end)
+                launch(kernel, *make_case_params(replace(case, **tensors), out, lse))
+                assert not out.isnan().any()
+                assert not lse.isnan().any()
+
+
+if __name__ == "__main__":
+    main()
