@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
@@ -40,11 +41,19 @@ def on(device: str, options: dict[str, Any]) -> dict[str, Any]:
     return options if type(mask) is not torch.Tensor else {**options, "attn_mask": mask.to(device)}
 
 
+def by_torchs_math(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch's answer by the backend that gives 0 for a row without keys; cuDNN gives something else."""
+    if tensors[0].device.type == "cpu":
+        return ORIGINAL(*tensors, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return ORIGINAL(*tensors, **options)
+
+
 @pytest.mark.parametrize("case", SERVED)
 def test_served_calls(case: str, device: str) -> None:
     q, k, v = (half(2, 4, n, 64, device=device, seed=seed) for seed, n in enumerate((9, 11, 11)))
     options = on(device, SERVED[case])
-    expected = ORIGINAL(q, k, v, **options)
+    expected = by_torchs_math(q, k, v, **options)
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         close(F.scaled_dot_product_attention(q, k, v, **options), expected)
         close(F.scaled_dot_product_attention(query=q, key=k, value=v, **options), expected)
@@ -58,7 +67,7 @@ def test_served_calls(case: str, device: str) -> None:
 def test_every_head_dim_is_served(head_dim: int, head_dim_v: int, case: str, device: str) -> None:
     q, k = half(2, 4, 9, head_dim, device=device), half(2, 4, 11, head_dim, device=device, seed=1)
     v, options = half(2, 4, 11, head_dim_v, device=device, seed=2), on(device, SERVED[case])
-    expected = ORIGINAL(q, k, v, **options)
+    expected = by_torchs_math(q, k, v, **options)
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         close(F.scaled_dot_product_attention(q, k, v, **options), expected)
     assert (usage.served, usage.fallbacks) == (1, {})
