@@ -86,12 +86,23 @@ struct DenseMask {
   template <bool kWhole, class Scores, class Coords>
   SDPA_DEVICE void add(Scores &scores, Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
     if (ref.type == MaskType::kF32) {
-      for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
-        uint32_t wide[kWords<4>];
-        fetch_run<4, kWhole>(wide, coords, i, u, first_row, first_col, sequence);
-        CUTE_UNROLL
-        for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
-      });
+      auto const add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
+        for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
+          uint32_t wide[kWords<4>];
+          fetch(wide, row_of(coords, i, first_row, sequence), column_of(coords, u, first_col));
+          CUTE_UNROLL
+          for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
+        });
+      };
+      if (ref.is_vectorised) {
+        add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
+          fetch_vector<4, kWhole>(into, row, column, sequence.seqlen_k);
+        });
+      } else {
+        add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
+          fetch_elements<4>(into, row, column, sequence.seqlen_k);
+        });
+      }
       return;
     }
     CUTE_UNROLL
@@ -138,37 +149,51 @@ struct DenseMask {
 
   SDPA_DEVICE void add(float &score, float bias) const { score = score * ref.scores_scale + bias; }
 
-  template <class Coords>
-  SDPA_DEVICE static int column_at(Coords const &coords, int u, int first_col) {
-    return first_col + static_cast<int>(cute::get<1>(coords(0, u * kRun)));
-  }
-
-  // Runs first to last - 1 of every row, to the front of `words`.
+  // Runs first to last - 1 of every row, to the front of `words`. Rows that do not attend read the last one that does;
+  // columns beyond seqlen_k are not read and count as 0.
   template <int kBytes, bool kWhole, class Coords>
   SDPA_DEVICE void fetch_runs(int first, int last, Coords const &coords, int first_row, int first_col,
                               Sequence const &sequence) {
-    for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
-      fetch_run<kBytes, kWhole>(&words[i][(u - first) * kWords<kBytes>], coords, i, u, first_row, first_col, sequence);
-    });
+    if (ref.is_vectorised) {
+      for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        fetch_vector<kBytes, kWhole>(&words[i][(u - first) * kWords<kBytes>], row_of(coords, i, first_row, sequence),
+                                     column_of(coords, u, first_col), sequence.seqlen_k);
+      });
+    } else {
+      for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        fetch_elements<kBytes>(&words[i][(u - first) * kWords<kBytes>], row_of(coords, i, first_row, sequence),
+                               column_of(coords, u, first_col), sequence.seqlen_k);
+      });
+    }
   }
 
-  // kRun elements of kBytes of row i; those of columns beyond seqlen_k are not read and count as 0.
-  template <int kBytes, bool kWhole, class Coords>
-  SDPA_DEVICE void fetch_run(uint32_t *into, Coords const &coords, int i, int u, int first_row, int first_col,
-                             Sequence const &sequence) const {
+  template <class Coords>
+  SDPA_DEVICE static int row_of(Coords const &coords, int i, int first_row, Sequence const &sequence) {
+    return cute::min(first_row + static_cast<int>(cute::get<0>(coords(i, 0))), sequence.seqlen_q - 1);
+  }
+
+  template <class Coords>
+  SDPA_DEVICE static int column_of(Coords const &coords, int u, int first_col) {
+    return first_col + static_cast<int>(cute::get<1>(coords(0, u * kRun)));
+  }
+
+  // One run, in a mask that allows vectors: its rows are less than 2^31 bytes apart.
+  template <int kBytes, bool kWhole>
+  SDPA_DEVICE void fetch_vector(uint32_t *into, int row, int column, int seqlen_k) const {
+    if (kWhole || column + kRun <= seqlen_k) {
+      load_vector<kRun * kBytes>(
+          into, head + static_cast<int64_t>(column) * kBytes + int64_t{row} * static_cast<int32_t>(ref.row_stride));
+    } else {
+      fetch_elements<kBytes>(into, row, column, seqlen_k);
+    }
+  }
+
+  template <int kBytes>
+  SDPA_DEVICE void fetch_elements(uint32_t *into, int row, int column, int seqlen_k) const {
+    char const *const from = head + row * ref.row_stride + column * ref.column_stride;
+    int const valid = cute::min(int{kRun}, seqlen_k - column);
     CUTE_UNROLL
     for (int w = 0; w < kWords<kBytes>; ++w) into[w] = 0;
-    int const column = column_at(coords, u, first_col);
-    // Rows that do not attend read the last one that does.
-    char const *const row =
-        head +
-        cute::min(first_row + static_cast<int>(cute::get<0>(coords(i, 0))), sequence.seqlen_q - 1) * ref.row_stride;
-    if (ref.is_vectorised && (kWhole || column + kRun <= sequence.seqlen_k)) {
-      load_vector<kRun * kBytes>(into, row + static_cast<int64_t>(column) * kBytes);
-      return;
-    }
-    int const valid = kWhole ? kRun : cute::min(int{kRun}, sequence.seqlen_k - column);
-    char const *const from = row + column * ref.column_stride;
     CUTE_NO_UNROLL
     for (int c = kRun - 1; c >= 0; --c) {  // shifted in from above, so that the registers keep constant indices
       CUTE_UNROLL

@@ -90,7 +90,8 @@ inline MaskRef to_mask(sdpa_params const &p, int run) {
   int64_t const alignment = run * bytes < 16 ? run * bytes : 16;
   int64_t const all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
                       (p.num_heads_q > 1 ? mask.head_stride : 0) | (p.seqlen_q > 1 ? mask.row_stride : 0);
-  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0;
+  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0 &&
+                       mask.row_stride >= 0 && mask.row_stride <= INT32_MAX;
   return mask;
 }
 
