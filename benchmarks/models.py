@@ -1,7 +1,7 @@
 """Whole models with sdpa_cutlass.enabled() against torch: logits, generation, embeddings, and their times.
 
     python -m benchmarks.models                                   # on the GPU, float16 and bfloat16
-    python -m benchmarks.models --json benchmarks/results/models-CARD.json
+    python -m benchmarks.models --json benchmarks/results/models/CARD.json
     python -m benchmarks.models --device cpu --small              # a trial of the script: times mean nothing
 
 Needs what tests/models needs (requirements/dev.lock, requirements/encoder.txt) and shares its models, inputs
