@@ -5,6 +5,7 @@
     attention_varlen(query, key, value, cu_seqlens_q, ...) the same for packed sequences
     dropout_mask(batch, num_heads_q, ...)                  what a seed and an offset drop, outside the kernels
     unfused_attention(query, key, value, *, ...)           plain attention through GEMM → softmax → GEMM
+    plan(query, key, value, ...)                           checks once, for runs that check nothing
     kernels()                                              every kernel of the library
     explain(query, key, value, ...)                        which kernel would run, and why
     enable(), disable(), enabled()                         serve torch's own F.scaled_dot_product_attention
@@ -17,6 +18,7 @@ loads neither torch nor a library, registers nothing and replaces nothing.
 __version__ = "0.1.0"
 
 from .api import attention, kernels, scaled_dot_product_attention, unfused_attention
+from .attention_plan import AttentionPlan, plan
 from .checks import Layout
 from .dropout import PhiloxState, dropout_mask
 from .errors import (
@@ -42,6 +44,7 @@ from .varlen import attention_varlen
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "AttentionPlan",
     "Causal",
     "DType",
     "DriverError",
@@ -71,6 +74,7 @@ __all__ = [
     "enabled",
     "explain",
     "kernels",
+    "plan",
     "scaled_dot_product_attention",
     "unfused_attention",
 ]

@@ -15,7 +15,7 @@ from ._locate import Target
 from .calls import run, run_general
 from .checks import Layout
 from .errors import ArgumentError, LibraryNotFoundError
-from .plan import library_for
+from .launch import library_for
 from .planning import Result
 from .problem import Causal
 from .registry import Family, KernelInfo, read_kernels

@@ -11,7 +11,7 @@ from . import checks, planning
 from .checks import Layout
 from .device import DeviceInfo
 from .errors import ArgumentError
-from .plan import library_for, make_params
+from .launch import library_for, make_params
 from .planning import Inputs, Options
 from .problem import Causal, Problem
 from .registry import Family

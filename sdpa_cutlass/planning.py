@@ -16,7 +16,7 @@ from .arrays import as_tensor
 from .checks import Layout, Operands
 from .dropout import PhiloxState
 from .extras import Extras
-from .plan import Plan, library_for, make_params
+from .launch import Plan, library_for, make_params
 from .problem import Causal, Problem
 from .registry import Family
 from .select import choose

@@ -23,7 +23,7 @@ from ._c_api import library
 from ._locate import Target
 from .device import cuda_device
 from .errors import ArgumentError, DriverError, LaunchError, LibraryError, LibraryNotFoundError, SdpaError
-from .plan import check_device
+from .launch import check_device
 from .registry import Family, read_kernels
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from sdpa_cutlass import checks
 from sdpa_cutlass._c_api import Library
 from sdpa_cutlass.api import library_for
-from sdpa_cutlass.plan import Plan, make_params
+from sdpa_cutlass.launch import Plan, make_params
 from sdpa_cutlass.problem import Causal, DType
 from sdpa_cutlass.registry import KernelInfo
 from sdpa_cutlass.select import refusal

@@ -1,0 +1,122 @@
+"""plan(): one attention problem, checked and bound to its kernel once, for calls that nothing may slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import checks, planning, results
+from .checks import Layout
+from .errors import ArgumentError
+from .extras import Extras
+from .launch import Plan, library_for, make_params
+from .planning import Inputs, Options
+from .problem import Causal, Problem
+from .registry import Family, KernelInfo
+from .select import choose
+
+if TYPE_CHECKING:
+    import torch
+
+
+class AttentionPlan:
+    """What `plan` found for one set of sizes, strides and options. Any thread may use it."""
+
+    __slots__ = ("_given", "_plan", "out_shape", "out_stride")
+
+    def __init__(self, bound: Plan, given: Extras, out: torch.Tensor) -> None:
+        self._plan = bound
+        self._given = given  # the mask and the lengths, whose addresses the plan holds
+        self.out_shape = tuple(out.shape)
+        """Shape of `out`."""
+        self.out_stride = tuple(out.stride())
+        """Strides of `out`, in elements."""
+
+    @property
+    def kernel(self) -> KernelInfo:
+        """The kernel that runs."""
+        return self._plan.kernel
+
+    @property
+    def problem(self) -> Problem:
+        """Sizes, dtype and options."""
+        return self._plan.problem
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        softmax_lse: torch.Tensor | None = None,
+    ) -> None:
+        """Queues the kernel on torch's current stream of the plan's device and returns; checks nothing.
+
+        The tensors must have the sizes, strides, dtype and device of those that the plan was made for, and
+        addresses that are multiples of 16; `out` has `out_shape` and `out_stride` and overlaps no input;
+        softmax_lse, float32 [B, Hq, Sq] contiguous, is given exactly when the plan was made with return_lse.
+        Anything else reads or writes where it should not. Raises LaunchError or HostCheckError.
+        """
+        self._plan.launch(query, key, value, out, softmax_lse)
+
+    def __repr__(self) -> str:
+        return f"AttentionPlan({self.kernel.name}: {self.problem})"
+
+
+def plan(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    causal: Causal | str | None = None,
+    scale: float | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    layout: Layout | str = "bhsd",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    enable_gqa: bool = True,
+    kernel: str | None = None,
+    family: Family = Family.FMHA_FWD,
+) -> AttentionPlan:
+    """Checks a call of `attention` (for Family.UNFUSED: `unfused_attention`) and prepares it. Runs nothing.
+
+    Arguments are theirs; of query, key, value and `out` only sizes, strides, dtype and device are kept.
+    Without `out`, results have the layout that `attention` would give them. The mask and the lengths are
+    kept: every run reads what they hold then. No dropout, whose random bits differ from call to call.
+
+    Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
+    copy first, and problems without any score to compute.
+    """
+    options = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
+    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
+    operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
+    if problem.is_empty:
+        raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
+    for name, tensor, canonical in (
+        ("query", query, operands.query),
+        ("key", key, operands.key),
+        ("value", value, operands.value),
+        ("attn_mask", attn_mask, given.mask),
+    ):
+        if tensor is None or canonical is None:
+            continue
+        is_in_place = name == "attn_mask" or checks.is_loadable(canonical)
+        if not is_in_place or canonical.data_ptr() != tensor.data_ptr():
+            raise ArgumentError(
+                f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}, dtype {tensor.dtype}; "
+                "a plan takes what kernels read in place: head_dims that are multiples of 8, the last "
+                "dimension contiguous, the address and other strides multiples of 16 bytes"
+            )
+    if out is None:
+        result = results.empty_out(operands)
+    else:
+        result = operands.canonical_out(results.check_out(out, operands))
+    lse = results.empty_lse(operands) if return_lse else None
+    native, device = library_for(operands.query)
+    params = make_params(
+        problem, softmax_scale, operands.query, operands.key, operands.value, result, lse, given
+    )
+    choice = choose(native, problem, family, device, params, name=kernel)
+    bound = Plan(native, choice.kernel, problem, params, device)
+    return AttentionPlan(bound, given, operands.restore(result) if out is None else out)
