@@ -1,9 +1,10 @@
 """The numerics rule of numerics.py for general kernels: float64 with mask, lengths and dropout.
 
-(a) max|out − ref| ≤ 2 · max|chain − ref| + half a unit in the last place + 1e-5. (b) every |out − ref| ≤
-max(1e-3 · max(1, |ref|), slack) beyond half a unit in the last place. Slack is what rounding the weights to
-the input's type, and the scores to float32, may cost in that row: weights are divided by p_keep and
-scores may be as large as a bias. (c) softmax_lse as there; dropout does not change it.
+(a) max|out − ref| ≤ max(2 · max|chain − ref|, slack) + half a unit in the last place + 1e-5.
+(b) every |out − ref| ≤ max(1e-3 · max(1, |ref|), slack) beyond half a unit in the last place.
+(c) softmax_lse as there; dropout does not change it.
+Slack is what rounding the weights to the input's type, and the scores to float32, may cost in that row:
+weights are divided by p_keep, and scores may be as large as a bias.
 """
 
 from __future__ import annotations
@@ -98,12 +99,13 @@ def case_violations(case: Case, out: torch.Tensor, lse: torch.Tensor | None) -> 
     ulp = half_ulp(torch.maximum(ref.out.abs(), out.double().abs()), out.dtype)
     error = (out.double() - ref.out).abs()[:, :, used]
     chain_error = (chain.out.double() - ref.out).abs()[:, :, used].max().item()
-    allowed = 2 * chain_error + ulp[:, :, used].max().item() + 1e-5
-    if not error.max().item() <= allowed:
-        found.append(f"(a) max error {error.max().item():.3e}, allowed {allowed:.3e}")
     row_lse = ref.lse.masked_fill(ref.lse == -math.inf, 0).abs()
     resolution = _FLOAT32_SLACK * row_lse.masked_fill(row_lse > _HUGE, 0)
     slack = (_ROUNDING[out.dtype] + resolution[..., None]) * ref.weight
+    # With a few keys the chain's own error may by chance be far less than what rounding P can cost.
+    allowed = max(2 * chain_error, slack[:, :, used].max().item()) + ulp[:, :, used].max().item() + 1e-5
+    if not error.max().item() <= allowed:
+        found.append(f"(a) max error {error.max().item():.3e}, allowed {allowed:.3e}")
     limits = ulp + torch.maximum(1e-3 * ref.out.abs().clamp(min=1), slack)
     bad = ~((out.double() - ref.out).abs() <= limits) & used[:, None]
     if bad.any():
