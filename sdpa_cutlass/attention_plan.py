@@ -8,11 +8,10 @@ from . import checks, planning, results
 from .checks import Layout
 from .errors import ArgumentError
 from .extras import Extras
-from .launch import Plan, library_for, make_params
+from .launch import Plan
 from .planning import Inputs, Options
 from .problem import Causal, Problem
 from .registry import Family, KernelInfo
-from .select import choose
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +89,8 @@ def plan(
     """
     options = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
     inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
-    operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
+    bound = planning.bind(options, inputs)
+    operands, problem, _, given, _ = bound
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
     for name, tensor, canonical in (
@@ -113,10 +113,5 @@ def plan(
     else:
         result = operands.canonical_out(results.check_out(out, operands))
     lse = results.empty_lse(operands) if return_lse else None
-    native, device = library_for(operands.query)
-    params = make_params(
-        problem, softmax_scale, operands.query, operands.key, operands.value, result, lse, given
-    )
-    choice = choose(native, problem, family, device, params, name=kernel)
-    bound = Plan(native, choice.kernel, problem, params, device)
-    return AttentionPlan(bound, given, operands.restore(result) if out is None else out)
+    made = planning.make_plan(bound, options, operands.query, operands.key, operands.value, result, lse)
+    return AttentionPlan(made, given, operands.restore(result) if out is None else out)

@@ -91,12 +91,12 @@ def dropout_mask(
 
 def dropout_threshold(p_dropout: float) -> int:
     """t = p_dropout · 2^23, from p_dropout as a float32, rounded half to even: at most 2^23 - 1."""
-    return min(round(_float32(p_dropout) * 2**THRESHOLD_BITS), 2**THRESHOLD_BITS - 1)
+    return min(round(as_float32(p_dropout) * 2**THRESHOLD_BITS), 2**THRESHOLD_BITS - 1)
 
 
 def drops_everything(p_dropout: float) -> bool:
     """True when float32 cannot tell `p_dropout` from 1: the result is zeros, which no kernel computes."""
-    return _float32(p_dropout) == 1.0
+    return as_float32(p_dropout) == 1.0
 
 
 def checked_p_dropout(p_dropout: object, name: str = "p_dropout") -> float:
@@ -186,7 +186,8 @@ def _fraction(words: tuple[Any, Any, Any, Any]) -> Any:
     return fraction
 
 
-def _float32(value: float) -> float:
+def as_float32(value: float) -> float:
+    """`value` rounded to float32."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 

@@ -8,13 +8,12 @@ device, and their values are never read here. Every error names argument, value 
 from __future__ import annotations
 
 import math
-import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arrays import as_tensor
 from .checks import Operands, check_no_grad
-from .dropout import PhiloxState, checked_p_dropout
+from .dropout import PhiloxState, as_float32, checked_p_dropout
 from .errors import ArgumentError, ArgumentTypeError
 from .problem import Causal, MaskType
 
@@ -146,5 +145,4 @@ def lengths(name: str, value: object, count: int, query: torch.Tensor) -> torch.
 
 def dropout_probability(p_dropout: object, name: str = "p_dropout") -> float:
     """`p_dropout` rounded to float32, as kernels see it: 1 - 1e-9 is 1, and 1e-50 is 0."""
-    value: float = struct.unpack("f", struct.pack("f", checked_p_dropout(p_dropout, name)))[0]
-    return value
+    return as_float32(checked_p_dropout(p_dropout, name))

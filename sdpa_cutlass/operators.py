@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from . import checks, extras, rng
 from .dropout import checked_philox
 from .errors import ArgumentError
+from .planning import Options, Result
+from .problem import Causal
 
 # The result is laid out as query is, so a compiler must hand over the strides that it traced.
 _TAGS = (
@@ -57,6 +60,32 @@ def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int 
 def as_traced(value: Any) -> Any:
     """A tensor; a NumPy array, which the compiler understands, becomes one."""
     return value if value is None or isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def call_traced(
+    name: str, options: Options, tensors: Sequence[Any], rest: Sequence[Any], philox: Any, **more: Any
+) -> Result:
+    """torch.ops.sdpa_cutlass.`name`, or `name`_out, with the options that all operators have and `more`.
+
+    `tensors` are query, key, value and out or None; `rest` comes behind them, and `philox` behind that.
+    """
+    query, key, value, out = (as_traced(tensor) for tensor in tensors)
+    state = traced_philox(options.p_dropout, philox, query)
+    arguments = {
+        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
+        "scale": None if options.scale is None else float(options.scale),
+        "enable_gqa": options.enable_gqa,
+        "kernel_name": options.kernel,
+        "return_lse": options.return_lse,
+        "p_dropout": float(options.p_dropout),
+        **more,
+    }
+    ops = torch.ops.sdpa_cutlass
+    if out is None:
+        out, lse = getattr(ops, name)(query, key, value, *rest, state, **arguments)
+    else:
+        lse = getattr(ops, f"{name}_out")(query, key, value, out, *rest, state, **arguments)
+    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
 
 
 def traced_philox(p_dropout: float, philox: Any, query: torch.Tensor) -> torch.Tensor | None:

@@ -123,7 +123,7 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
 
 def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: Any) -> Executed:
     """Chooses a kernel and runs it. `out`, if given, is the caller's and was checked; `philox` was not."""
-    operands, problem, scale, given, drops_everything = bound
+    operands, problem, _, given, drops_everything = bound
     query = operands.query
     result = results.empty_out(operands) if out is None else operands.canonical_out(out)
     lse = results.empty_lse(operands) if options.return_lse else None
@@ -132,14 +132,11 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         if lse is not None:
             lse.fill_(-math.inf)
         return Executed(result, lse, random_bits(philox, 0.0, query), None)
-    native, device = library_for(query)
     q, k, v = (checks.loadable(tensor) for tensor in (query, operands.key, operands.value))
     written = result
     if problem.head_dim_v != operands.head_dim_v:
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
-    params = make_params(problem, scale, q, k, v, written, lse, given)
-    choice = choose(native, problem, options.family, device, params, name=options.kernel)
-    plan = Plan(native, choice.kernel, problem, params, device)
+    plan = make_plan(bound, options, q, k, v, written, lse)
     state = random_bits(philox, given.p_dropout, query)
     plan.launch(q, k, v, written, lse, given._replace(philox=state))
     if written is not result:
@@ -147,6 +144,23 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     if drops_everything:
         result.zero_()
     return Executed(result, lse, state, None if drops_everything else plan)
+
+
+def make_plan(
+    bound: Bound,
+    options: Options,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> Plan:
+    """The chosen kernel, bound to tensors like these. They are canonical and loadable."""
+    problem, given = bound.problem, bound.given
+    native, device = library_for(query)
+    params = make_params(problem, bound.scale, query, key, value, out, lse, given)
+    choice = choose(native, problem, options.family, device, params, name=options.kernel)
+    return Plan(native, choice.kernel, problem, params, device)
 
 
 def prepare(

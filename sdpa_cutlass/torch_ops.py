@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from . import calls, checks, planning, results, rng, varlen_ops  # noqa: F401  varlen_ops registers its own
-from .operators import as_traced, check_has_philox, no_lse, register, traced_philox
+from .operators import as_traced, call_traced, check_has_philox, no_lse, register
 from .planning import Inputs, Options, Result
-from .problem import Causal
 from .registry import Family
 
 # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
@@ -130,23 +129,12 @@ register(
 
 def traced(options: Options, inputs: Inputs) -> Result:
     """`calls.run_general` as a call of the operator: what torch.compile traces instead."""
-    tensors = [as_traced(value) for value in inputs[:7]]
-    query, key, value, out, attn_mask, seqlens_q, seqlens_k = tensors
-    philox = traced_philox(options.p_dropout, inputs.philox, query)
-    arguments = {
-        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
-        "scale": None if options.scale is None else float(options.scale),
-        "enable_gqa": options.enable_gqa,
-        "kernel_name": options.kernel,
-        "family": options.family.value,
-        "return_lse": options.return_lse,
-        "p_dropout": float(options.p_dropout),
-        "layout": checks.tensor_layout(options.layout).value,
-    }
-    rest = (attn_mask, seqlens_q, seqlens_k, philox)
-    ops = torch.ops.sdpa_cutlass
-    if out is None:
-        out, lse = ops.attention_forward(query, key, value, *rest, **arguments)
-    else:
-        lse = ops.attention_forward_out(query, key, value, out, *rest, **arguments)
-    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if philox is None else philox)
+    return call_traced(
+        "attention_forward",
+        options,
+        inputs[:4],
+        [as_traced(value) for value in inputs[4:7]],
+        inputs.philox,
+        family=options.family.value,
+        layout=checks.tensor_layout(options.layout).value,
+    )

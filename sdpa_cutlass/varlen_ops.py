@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from . import results, rng, varlen
-from .operators import as_traced, check_has_philox, no_lse, register, traced_philox
+from .operators import as_traced, call_traced, check_has_philox, no_lse, register
 from .planning import Inputs, Options, Result
-from .problem import Causal
 from .varlen import Lengths
 
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
@@ -130,26 +129,10 @@ register(
 
 def traced(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
     """`varlen.run` as a call of the operator: what torch.compile traces instead."""
-    query, key, value, out = (as_traced(tensor) for tensor in inputs[:4])
-    philox = traced_philox(options.p_dropout, inputs.philox, query)
     rest = (
         as_traced(lengths.cu_seqlens_q),
         as_traced(lengths.cu_seqlens_k),
         lengths.max_seqlen_q,
         lengths.max_seqlen_k,
-        philox,
     )
-    arguments = {
-        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
-        "scale": None if options.scale is None else float(options.scale),
-        "enable_gqa": options.enable_gqa,
-        "kernel_name": options.kernel,
-        "return_lse": options.return_lse,
-        "p_dropout": float(options.p_dropout),
-    }
-    ops = torch.ops.sdpa_cutlass
-    if out is None:
-        out, lse = ops.attention_varlen_forward(query, key, value, *rest, **arguments)
-    else:
-        lse = ops.attention_varlen_forward_out(query, key, value, out, *rest, **arguments)
-    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if philox is None else philox)
+    return call_traced("attention_varlen_forward", options, inputs[:4], rest, inputs.philox)

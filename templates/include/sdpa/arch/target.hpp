@@ -2,8 +2,8 @@
 // nvcc and an sm_80-class GPU (`Sm80`), or an ordinary C++ compiler and the fiber engine (`Host`).
 // A policy says how one operation is done; it knows nothing about attention.
 //
-// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx, block_idx_again,
-// dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any,
+// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
+// block_idx_again, dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any,
 // check_alignment, byte_pair, at_least_mask, exp2, log2, reciprocal, launch.
 #pragma once
 

@@ -30,8 +30,8 @@ struct DenseMask {
   template <int kBytes>  // of an element
   static constexpr int kWords = (kRun * kBytes + 3) / 4;
   static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
-  template <int kBytes>
-  static constexpr int kAhead = kCapacity / kWords<kBytes> < kRuns ? kCapacity / kWords<kBytes> : kRuns;  // runs that fit
+  template <int kBytes>  // runs that fit
+  static constexpr int kAhead = kCapacity / kWords<kBytes> < kRuns ? kCapacity / kWords<kBytes> : kRuns;
 
   MaskRef const &ref;
   char const *head;  // the mask of this batch and head

@@ -71,7 +71,7 @@ struct Epilogue {
         int const row = first_row + index / kVectorsPerRow;
         int const col = index % kVectorsPerRow * 8;
         int const out_row = tile.m_block * kBlockM + row;
-        if (out_row < sequence.num_rows && col < head_dim_v(params))
+        if (out_row < sequence.num_rows && col < Traits::head_dim_v(params))
           *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
               *reinterpret_cast<Vector const *>(&sO(row, col));
       }
@@ -140,7 +140,7 @@ struct Epilogue {
           out[4 * half + 3] += scale * four.w;
         }
       }
-      if (col < head_dim_v(params))
+      if (col < Traits::head_dim_v(params))
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
             make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
                        arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
@@ -153,18 +153,13 @@ struct Epilogue {
       int const out_row = tile.m_block * kBlockM + index / kVectorsPerRow;
       int const col = index % kVectorsPerRow * 8;
       if (out_row >= sequence.num_rows) break;
-      if (col < head_dim_v(params))
+      if (col < Traits::head_dim_v(params))
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) = make_uint4(0, 0, 0, 0);
       if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = -INFINITY;
     }
   }
 
  private:
-  SDPA_DEVICE static int head_dim_v(Params const &params) {
-    if constexpr (Traits::kIsGeneral) return params.head_dim_v;
-    return kHeadDim;
-  }
-
   SDPA_DEVICE static float keep_scale(Params const &params) {
     if constexpr (Traits::kHasDropout) return params.dropout.keep_scale;
     return 1.f;

@@ -7,7 +7,8 @@
 // run time, and also take a mask, a length per sequence and head dimensions below kHeadDim; a variant has dropout.
 //
 // Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, mask.cuh, epilogue.cuh; kernel_traits.cuh has the
-// layouts, dense_mask.cuh and dropout.cuh what only general kernels do. The logits never leave registers; Q, K and V are read once per tile.
+// layouts, dense_mask.cuh and dropout.cuh what only general kernels do. The logits never leave registers; Q, K and V are
+// read once per tile.
 #pragma once
 
 #include "sdpa/fmha_fwd/epilogue.cuh"

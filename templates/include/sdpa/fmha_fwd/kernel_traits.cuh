@@ -56,6 +56,16 @@ struct KernelTraits {
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
   static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
+  // Columns of q and k, and of v and out.
+  SDPA_DEVICE static int head_dim(Params const &params) {
+    if constexpr (kIsGeneral) return params.head_dim;
+    return kHeadDim;
+  }
+  SDPA_DEVICE static int head_dim_v(Params const &params) {
+    if constexpr (kIsGeneral) return params.head_dim_v;
+    return kHeadDim;
+  }
+
   // ---- order of the keys ----
   // Row r of a K or V tile, and column r of S, is key KeyOrder(r) of the block. For a dense mask the keys of 32 are
   // permuted so that the columns 8t + 2l + {0, 1} of lane l in a quad are its neighbours 8l + 2t + {0, 1}; softmax and

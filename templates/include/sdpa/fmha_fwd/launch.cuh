@@ -35,7 +35,8 @@ Status can_implement(sdpa_params const &p) {
                        p.seqlen_q, p.seqlen_k);
   int64_t const ctas = (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
   if (ctas > INT_MAX)
-    return make_status(SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
+    return make_status(SDPA_NOT_SUPPORTED,
+                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
                        p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
   int const batch_q = p.cu_seqlens_q ? 1 : p.batch;
   int const batch_k = p.cu_seqlens_k ? 1 : p.batch;

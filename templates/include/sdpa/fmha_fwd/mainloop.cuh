@@ -131,18 +131,19 @@ struct Mainloop {
     Tensor tKgK = gmem_thr_copy.partition_S(gK);  // (8, CPY_N, CPY_K, blocks)
     Tensor tVgV = gmem_thr_copy.partition_S(gV);  // (8, CPY_N, CPY_K, blocks)
     Tensor tKcK = gmem_thr_copy.partition_S(
-        in_key_order(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{})));  // (8, CPY_N, CPY_K) → (key, column)
+        in_key_order(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{})));  // (8, CPY_N, CPY_K) → (key, col)
     Copy_Atom<typename Arch::CpAsync, Element> const cp_async;
     // Only a group's first block can reach beyond seqlen_k.
     auto const load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
       load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tKgK(_, _, _, n_block),
                                                       gmem_thr_copy.partition_D(sK(slot)), tKcK,
-                                                      sequence.seqlen_k - n_block * kBlockN, head_dim(params));
+                                                      sequence.seqlen_k - n_block * kBlockN, Traits::head_dim(params));
     };
     auto const load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
       load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tVgV(_, _, _, n_block),
                                                       gmem_thr_copy.partition_D(sV(slot)), tKcK,
-                                                      sequence.seqlen_k - n_block * kBlockN, head_dim_v(params));
+                                                      sequence.seqlen_k - n_block * kBlockN,
+                                                      Traits::head_dim_v(params));
     };
 
     // ---- shared → registers → MMA ----
@@ -321,16 +322,6 @@ struct Mainloop {
   }
 
  private:
-  SDPA_DEVICE static int head_dim(Params const &params) {
-    if constexpr (kIsGeneral) return params.head_dim;
-    return kHeadDim;
-  }
-
-  SDPA_DEVICE static int head_dim_v(Params const &params) {
-    if constexpr (kIsGeneral) return params.head_dim_v;
-    return kHeadDim;
-  }
-
   // (kBlockN, ...) → the same with its rows in the order of a tile of shared memory
   template <class Keys>
   SDPA_DEVICE static auto in_key_order(Keys const &keys) {
@@ -359,7 +350,8 @@ struct Mainloop {
     int const num_rows = sequence.seqlen_q - tile.m_block * kBlockM;
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) {
-      bool const inside = get<0>(tScQ(2 * i)) < num_rows && (!kIsGeneral || get<1>(tScQ(2 * i)) < head_dim(params));
+      bool const inside =
+          get<0>(tScQ(2 * i)) < num_rows && (!kIsGeneral || get<1>(tScQ(2 * i)) < Traits::head_dim(params));
       pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(&tSgQ(2 * i)) : 0u;
     }
   }
@@ -373,7 +365,7 @@ struct Mainloop {
     Tensor tQsQ = thr_copy.partition_D(sQ);  // (8, CPY_M, CPY_K)
     Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     load_tile<true, kIsGeneral>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
-                                sequence.seqlen_q - tile.m_block * kBlockM, head_dim(params));
+                                sequence.seqlen_q - tile.m_block * kBlockM, Traits::head_dim(params));
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
