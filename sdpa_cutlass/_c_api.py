@@ -174,7 +174,8 @@ class Library:
         self.build = build
         self.launch_function = functions["sdpa_launch"]  # for callers that check the status themselves
         self.untyped_launch = untyped_launch
-        """`launch_function` without argtypes, whose conversions take 0.5 µs: give it ctypes values only."""
+        """`launch_function` without argtypes, whose conversions take 0.2 µs. Takes index and device as ints,
+        a Params as `bytes` and the stream as a c_void_p or None: other pointers would be cut to 32 bits."""
         self._functions = functions
 
     def last_error(self) -> str:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
 
+_FUSED, _UNFUSED, _TOP_LEFT = Family.FMHA_FWD, Family.UNFUSED, Causal.TOP_LEFT
+"""Members by themselves: before Python 3.12 each look-up in the enum takes 0.2 µs."""
+
 
 def scaled_dot_product_attention(
     query: torch.Tensor,
@@ -50,9 +53,9 @@ def scaled_dot_product_attention(
     TypeError or ValueError, naming the argument, for anything else that is not allowed, such as attn_mask
     together with is_causal.
     """
-    causal = Causal.TOP_LEFT if is_causal else None
+    causal = _TOP_LEFT if is_causal else None
     if attn_mask is None and dropout_p == 0.0:
-        return run(Family.FMHA_FWD, causal, scale, enable_gqa, None, False, query, key, value, None)[0]
+        return run(_FUSED, causal, scale, enable_gqa, None, False, query, key, value, None)[0]
     if attn_mask is not None and is_causal:
         raise ArgumentError(
             "Explicit attn_mask should not be set when is_causal=True; attention(..., causal='top_left') "
@@ -64,7 +67,7 @@ def scaled_dot_product_attention(
     if type(dropout_p) is not float or not 0 <= dropout_p <= 1:
         extras.dropout_probability(dropout_p, "dropout_p")
     return run_general(
-        Family.FMHA_FWD, causal, scale, enable_gqa, None, False, dropout_p, "bhsd",
+        _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd",
         query, key, value, None, attn_mask, None, None, None,
     ).out  # fmt: skip
 
@@ -133,10 +136,10 @@ def attention(
         and not return_philox
         and layout == "bhsd"
     ):
-        out, lse = run(Family.FMHA_FWD, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+        out, lse = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
     result = run_general(
-        Family.FMHA_FWD, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
         query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)
@@ -160,7 +163,7 @@ def unfused_attention(
     kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in a workspace from
     torch's caching allocator.
     """
-    out, lse = run(Family.UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+    out, lse = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
     return (out, lse) if return_lse else out
 
 

@@ -2,8 +2,9 @@
 
 A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
 any other one is checked and planned first (see planning.py). `run` is the path of plain calls and looks at
-nothing else; `run_general` takes masks, dropout, lengths and layouts as well. Arrays of other libraries are
-read as tensors first (see arrays.py). While torch traces, the call is an operator (see torch_ops.py).
+nothing else, first of all at the latest signature, which spares it a hash; `run_general` takes masks,
+dropout, lengths and layouts as well. Arrays of other libraries are read as tensors first (see arrays.py).
+While torch traces, the call is an operator (see torch_ops.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _MAX_PLANS = 4096
 Plans = dict[tuple[Any, ...], Prepared]
 _plain: Plans = {}  # of `run`
 _general: Plans = {}  # of `run_general`
+_latest: tuple[Plans, tuple[Any, ...], Prepared | None] = {}, (None,), None  # where `run` found what
 
 
 def run(
@@ -43,6 +45,7 @@ def run(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A plain call → (out, softmax_lse or None)."""
+    global _latest
     if is_dynamo_compiling():
         from . import torch_ops
 
@@ -52,28 +55,36 @@ def run(
     prepared = None
     try:
         signature = (
-            family, causal, scale, enable_gqa, kernel, return_lse,
             type(query), query.shape, query.stride(), query.dtype, query.device,
             type(key), key.shape, key.stride(), key.dtype, key.device,
             type(value), value.shape, value.stride(), value.dtype, value.device,
+            family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
         )  # fmt: skip
-        prepared = _plain[signature]
-        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        cache, known, found = _latest  # one read: another thread may replace it at any time
+        may_be_known = cache is _plain and known[0] is type(query)
+        if may_be_known:  # what has no address may have symbolic sizes, which a comparison would specialise
+            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if may_be_known and known == signature:
+            prepared = found
+        else:
+            prepared = _plain[signature]
+            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+            _latest = _plain, signature, prepared
         if (q | k | v) & 15:
             prepared = signature = None
     except KeyError:
         pass
-    except (AttributeError, TypeError, RuntimeError):
+    except (AttributeError, TypeError, RuntimeError, ValueError):
         prepared = signature = None  # not tensors, or without data, or options that cannot be keys
     if prepared is None:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)[:2]
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
-    plan, empty_like, lse_like, out_stride, out_shape, _, _ = prepared
+    plan, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
-        results.check_known_out(out, {"query": query, "key": key, "value": value})
+        results.check_known_spans(out, q, k, v, spans)
     elif out_stride is None:
         out = empty_like(query)
     else:
@@ -124,7 +135,11 @@ def run_general(
             None if seqlens_k is None else signature_of(seqlens_k),
         )  # fmt: skip
         prepared = _general[signature]
-        require_data(attn_mask, seqlens_q, seqlens_k, philox)
+        for given in (attn_mask, seqlens_q, seqlens_k):
+            if given is not None:
+                given.data_ptr()
+        if philox is not None:
+            require_data(philox)
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 or (
             prepared.casts_mask and _is_autocast_enabled(query)
         ):
@@ -146,8 +161,8 @@ def run_general(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
         )
     state = random_bits(philox, prepared.p_dropout, query)
-    given = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k)
-    return launch(prepared, query, key, value, out, given)
+    extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k)
+    return launch(prepared, query, key, value, out, extras)
 
 
 def signature_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -171,7 +186,7 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, empty_like, lse_like, out_stride, out_shape, _, _ = prepared
+    plan, empty_like, lse_like, out_stride, out_shape, _, _, _ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None

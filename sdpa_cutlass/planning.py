@@ -92,6 +92,7 @@ class Prepared(NamedTuple):
     out_shape: tuple[int, ...]
     p_dropout: float
     casts_mask: bool  # under torch.autocast
+    spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes
 
 
 def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
@@ -189,6 +190,12 @@ def prepare(
         out_shape=tuple(out.shape),
         p_dropout=bound.given.p_dropout,
         casts_mask=mask is not None and mask.is_floating_point() and mask.dtype != inputs.query.dtype,
+        spans=(
+            results.span(inputs.query),
+            results.span(inputs.key),
+            results.span(inputs.value),
+            results.span(out),
+        ),
     )
 
 

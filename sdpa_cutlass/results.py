@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -69,29 +70,60 @@ def check_out_type(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> 
 
 def check_known_out(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
     """What of `check_out` and `check_no_overlap` a known signature does not say."""
-    problem = misalignment(out)
-    if problem:
-        raise ArgumentError(f"out {problem}")
-    _check_no_grad(out)
+    _check_known(out)
     check_no_overlap(out, inputs)
+
+
+def check_known_spans(
+    out: torch.Tensor, query: int, key: int, value: int, spans: tuple[int, int, int, int]
+) -> None:
+    """`check_known_out` for callers that have the inputs' addresses, and the spans of all four tensors."""
+    query_span, key_span, value_span, out_span = spans
+    start = out.data_ptr()
+    if start & 15 or out.requires_grad:
+        _check_known(out)
+    end = start + out_span
+    if start < query + query_span and query < end:
+        raise _overlap("query")
+    if start < key + key_span and key < end:
+        raise _overlap("key")
+    if start < value + value_span and value < end:
+        raise _overlap("value")
 
 
 def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
     """Raises ArgumentError when `out` may share memory with an input, which other CTAs are still reading."""
-    start, end = _byte_range(out)
+    start = out.data_ptr()
+    size = span(out)
     for name, tensor in inputs.items():
-        other_start, other_end = _byte_range(tensor)
-        if start < other_end and other_start < end:
-            raise ArgumentError(f"out overlaps {name} in memory; it must have memory of its own")
+        address, input_size = tensor.data_ptr(), span(tensor)
+        if size and input_size and start < address + input_size and address < start + size:
+            raise _overlap(name)
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    return _span(tensor.shape, tensor.stride(), tensor.itemsize)
+
+
+@functools.lru_cache(maxsize=4096)
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    if 0 in shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * itemsize
+
+
+def _check_known(out: torch.Tensor) -> None:
+    if out.data_ptr() & 15:
+        raise ArgumentError(f"out {misalignment(out)}")
+    _check_no_grad(out)
+
+
+def _overlap(name: str) -> ArgumentError:
+    return ArgumentError(f"out overlaps {name} in memory; it must have memory of its own")
 
 
 def _check_no_grad(out: torch.Tensor) -> None:
     if out.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise UnsupportedError("out requires grad: writing into it cannot be recorded")
-
-
-def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    if tensor.numel() == 0:
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
