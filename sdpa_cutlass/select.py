@@ -1,11 +1,10 @@
-"""Problem → kernel: which are legal, then a measured row for this GPU, then the cost model.
+"""Problem → kernel: which are legal, then a measured row for this GPU (tuned_table.py), then the cost model.
 
 `SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to the kernels whose names match. It is read once, at
 the first choice of the process, and leaves a family alone when only names of the other one match. General
 kernels come behind the plain ones that can run a problem: they are slower, and are only needed by problems
-with a mask, dropout, lengths or a head_dim of their own. Rankings
-are cached for each problem and device; whether the library accepts the strides at hand is asked anew for
-every signature.
+with a mask, dropout, lengths or a head_dim of their own. Rankings and measured rows are cached for each
+problem and device; whether the library accepts the strides at hand is asked anew for every signature.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import functools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ._c_api import Library, Params
 from .cost_model import Estimate, estimate
@@ -23,6 +23,9 @@ from .device import DeviceInfo
 from .errors import ArgumentError, NoKernelError
 from .problem import Problem
 from .registry import Family, KernelInfo, read_kernels
+
+if TYPE_CHECKING:
+    from .tuned_table import TunedRow
 
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
 _NEAREST = 5  # refused kernels that an error lists
@@ -68,9 +71,46 @@ def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
     return found
 
 
-def tuned_kernel(problem: Problem, device: DeviceInfo) -> str | None:
-    """The kernel that was measured to be the fastest, or None: no table is shipped for any device yet."""
-    return None
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A measured choice: its row, the name of the table, and how many octaves away it was measured."""
+
+    row: TunedRow
+    table: str
+    distance: float
+
+    def __str__(self) -> str:
+        text = f"tuned table {self.table}: {self.row.gpu_ns / 1e3:.2f} µs at {self.row.bucket}"
+        return text + (f", {self.distance:.2f} octaves from here" if self.distance else "")
+
+
+_tuned: dict[tuple[Library, Problem, DeviceInfo], Tuned | None] = {}
+
+
+def tuned_kernel(library: Library, problem: Problem, device: DeviceInfo) -> Tuned | None:
+    """The fused kernel that was measured to be the fastest nearby; None without a table or a row near enough.
+
+    The first call reads the tuned table, and warns when there is one that cannot be used.
+    """
+    key = (library, problem, device)
+    try:
+        return _tuned[key]
+    except KeyError:
+        pass
+    from .tuned_lookup import tables_for  # nothing of it is needed before the first choice
+    from .tuned_table import bucket_of
+
+    found = None
+    tables = tables_for(library, device)
+    if tables is not None:
+        bucket = bucket_of(problem, tables.head_dims)
+        nearest = tables.nearest(bucket) if bucket is not None else None
+        if nearest is not None:
+            found = Tuned(nearest[0], tables.path.name, nearest[1])
+    if len(_tuned) >= _MAX_RANKINGS:
+        _tuned.clear()
+    _tuned[key] = found
+    return found
 
 
 _rankings: dict[tuple[Library, Problem, Family, DeviceInfo], tuple[tuple[KernelInfo, Estimate], ...]] = {}
@@ -119,12 +159,15 @@ def choose(
     legal = ranking(library, problem, family, device)
     if forced is not None:
         legal = tuple(pair for pair in legal if pair[0].name in forced)
-    tuned = tuned_kernel(problem, device) if forced is None else None
-    for kernel, _ in sorted(legal, key=lambda pair: pair[0].name != tuned):
+    tuned = None
+    if forced is None and family is Family.FMHA_FWD:
+        tuned = tuned_kernel(library, problem, device)
+    fastest = tuned.row.kernel if tuned is not None else None
+    for kernel, _ in sorted(legal, key=lambda pair: pair[0].name != fastest):
         if library.refusal(kernel.index, params) is None:
             if forced is not None:
                 return Choice(kernel, f"{FORCE_VARIABLE}={pattern}")
-            return Choice(kernel, "measured on this device" if kernel.name == tuned else "cost model")
+            return Choice(kernel, str(tuned) if kernel.name == fastest else "cost model")
     pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
     what = f"no {family.value} kernel can run {problem}"
     if forced is not None:

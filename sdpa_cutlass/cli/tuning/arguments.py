@@ -1,0 +1,116 @@
+"""The arguments of `tune`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from sdpa_cutlass.cli.suites import SUITE_NAMES
+
+GRID = "grid"
+# Of the others, one lies in files and two are for machines without a GPU.
+SUITES = (*(name for name in SUITE_NAMES if name not in ("real", "host", "host_masks")), GRID)
+BOTH_DTYPES = ("f16", "bf16")
+
+
+def _list_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        unknown = [name for name in names if name not in allowed]
+        if unknown or not names:
+            wrong = ", ".join(unknown) or "nothing"
+            raise argparse.ArgumentTypeError(f"{wrong} is not among {', '.join(allowed)}")
+        return names
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+    return value
+
+
+def _percent(text: str) -> float:
+    value = float(text.removesuffix("%"))
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError("must be 0 to 100 percent")
+    return value / 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `python -m sdpa_cutlass tune` takes."""
+    parser.description = (
+        "Measures the fused kernels over many problems, checks every result, and writes the table from which "
+        "this GPU's kernels are chosen from then on. Needs a GPU, but for --list, --check, --choose and "
+        "--model. Exit status: 0 done, 1 a kernel failed or a table is not valid, 2 wrong usage."
+    )
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "--suite",
+        type=_list_of(SUITES),
+        default=SUITES,
+        metavar="NAMES",
+        help=f"comma-separated, of {', '.join(SUITES)}; default: all",
+    )
+    what.add_argument(
+        "--filter", action="append", default=[], metavar="GLOB", help="only problems whose name matches"
+    )
+    what.add_argument(
+        "--dtype",
+        type=_list_of(BOTH_DTYPES),
+        default=BOTH_DTYPES,
+        metavar="NAMES",
+        help="f16, bf16 or both, the default",
+    )
+    what.add_argument("--kernels", metavar="GLOB", help="only kernels whose name matches")
+    what.add_argument(
+        "--all", action="store_true", help="also kernels that the cost model holds to be much slower"
+    )
+    what.add_argument("--list", action="store_true", help="print the problems, most valuable first, and stop")
+    how = parser.add_argument_group("how")
+    how.add_argument("--budget", type=_seconds, metavar="SECONDS", help="begin no problem after that time")
+    how.add_argument("--resume", action="store_true", help="go on with the journal that is there")
+    how.add_argument("--gpu", type=int, default=0, metavar="N", help="torch's number of the GPU (default: 0)")
+    how.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    files = parser.add_argument_group("files to write")
+    files.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the table (default: where it takes effect, ~/.cache/sdpa_cutlass/tuned/<gpu>.json)",
+    )
+    files.add_argument(
+        "--journal", type=Path, metavar="FILE", help="raw measurements (default: <table>.journal.jsonl)"
+    )
+    instead = parser.add_argument_group("instead of measuring").add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check", type=Path, nargs="+", metavar="TABLE", help="say whether tables are valid"
+    )
+    instead.add_argument(
+        "--choose",
+        type=Path,
+        nargs="+",
+        metavar="JOURNAL",
+        help="the smallest set of tiles that stays near the best everywhere",
+    )
+    instead.add_argument(
+        "--model", type=Path, nargs="+", metavar="JOURNAL", help="how well the cost model predicts"
+    )
+    choose = parser.add_argument_group("with --choose")
+    choose.add_argument(
+        "--within",
+        type=_percent,
+        default=0.03,
+        metavar="PERCENT",
+        help="how far from the best (default: 3 percent)",
+    )
+    choose.add_argument(
+        "--resources",
+        type=Path,
+        metavar="FILE",
+        help="the build's resource_usage.json, for what the choice costs (default: build/cuda/..., if there)",
+    )
