@@ -1,8 +1,11 @@
 """`python -m sdpa_cutlass`: the commands' arguments, and nothing that takes time to import.
 
+    bench      whole suites beside every peer, recorded in a folder
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
+    profile    what a kernel's code is made of, and what bounds a launch
     report     the documents' result tables and picture, from committed result files
+    tune       measures which kernel is the fastest where, and writes this GPU's tuned table
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
 this library failed or was wrong or a document is stale, 2 wrong usage or something missing.
@@ -16,8 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sdpa_cutlass
+from sdpa_cutlass.cli import bench_arguments
+from sdpa_cutlass.cli.profiling import arguments as profiling
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import SUITE_NAMES
+from sdpa_cutlass.cli.tuning import arguments as tuning
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -34,9 +40,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sdpa_cutlass {sdpa_cutlass.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    bench_arguments.add_arguments(commands.add_parser("bench", help="whole suites, recorded in a folder"))
     _add_compare(commands.add_parser("compare", help="fused, piped and every torch backend side by side"))
     _add_info(commands.add_parser("info", help="what was built, and what is found on this machine"))
+    profiling.add_arguments(
+        commands.add_parser("profile", help="what a kernel is made of and what bounds it")
+    )
     _add_report(commands.add_parser("report", help="result tables and pictures of the documents"))
+    tuning.add_arguments(commands.add_parser("tune", help="measure which kernel is the fastest where"))
     return parser
 
 
@@ -142,14 +153,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: sys.argv); returns the exit status."""
     options = make_parser().parse_args(argv)
     try:
+        if options.command == "bench":
+            from sdpa_cutlass.cli import bench
+
+            return bench.run(options)
         if options.command == "compare":
             from sdpa_cutlass.cli import compare
 
             return compare.run(options)
+        if options.command == "profile":
+            from sdpa_cutlass.cli.profiling import command as profile
+
+            return profile.run(options)
         if options.command == "report":
             from sdpa_cutlass.cli import report
 
             return report.run(options)
+        if options.command == "tune":
+            from sdpa_cutlass.cli.tuning import command
+
+            return command.run(options)
         from sdpa_cutlass.cli import info
 
         return info.run(options)

@@ -55,6 +55,11 @@ class Reference:
     chain_error: float
     conditions: Conditions
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of the output."""
+        return float(self.out.abs().max())
+
     def check(self, out: torch.Tensor, lse: torch.Tensor | None, *, every_element: bool = True) -> Errors:
         """Errors of `out` [B, H, Sq, D] and `lse` [B, H, Sq] (None: not checked), or of packed ones.
 
@@ -95,14 +100,16 @@ def naive_attention(
     qkv: QKV,
     *,
     causal: bool,
+    offset: int = 0,
     mask: torch.Tensor | None = None,
     kept: torch.Tensor | None = None,
     p_dropout: float = 0.0,
 ) -> torch.Tensor:
     """matmul, mask built and applied, softmax, dropout, matmul, in the inputs' own type. [B, Hq, Sq, D].
 
-    `mask` (boolean or a bias) and `kept`, the weights that dropout keeps, broadcast to [B, Hq, Sq, Sk];
-    without `kept`, torch draws them.
+    With `causal`, row i sees the keys up to i + offset (Problem.causal_offset). `mask` (boolean or a bias)
+    and `kept`, the weights that dropout keeps, broadcast to [B, Hq, Sq, Sk]; without `kept`, torch draws
+    them.
     """
     import torch
 
@@ -111,7 +118,7 @@ def naive_attention(
         k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
     scores = torch.matmul(q, k.transpose(-2, -1)) * (q.shape[-1] ** -0.5)
     if causal:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(offset)
         scores = scores.masked_fill(~keep, -math.inf)
     if mask is not None and mask.dtype is torch.bool:
         scores = scores.masked_fill(~mask, -math.inf)
@@ -132,8 +139,9 @@ def make_reference(
     seed: int,
     conditions: Conditions | None = None,
     max_scores: int | None = None,
+    offset: int = 0,
 ) -> Reference:
-    """The reference of one problem (causal: top_left alignment), on the tensors' own device.
+    """The reference of one problem, on the tensors' own device; `causal` and `offset` as in naive_attention.
 
     q, k and v are padded ones, [B, H, S, D], also where the problem is packed. As many pairs are checked as
     have `max_scores` (by default FULL_CHECK_SCORES) scores.
@@ -153,10 +161,11 @@ def make_reference(
     dtype = torch.float64 if pairs.numel() * seqlen_q * seqlen_k <= FLOAT64_SCORES else torch.float32
     outs, lses, allowed, chain_errors = [], [], [], []
     block = BLOCK_SCORES[q.device.type]
-    for some in pairs.split(max(1, block // (seqlen_q * seqlen_k))):
+    elements = max(seqlen_q, q.shape[3]) * seqlen_k  # of a pair: scores or keys, whichever are more
+    for some in pairs.split(max(1, block // elements)):
         chunk = _select(qkv, some)
         exact = QKV(*(tensor.to(dtype) for tensor in chunk))
-        options: dict[str, Any] = {"causal": causal, **conditions.masks_of(some)}
+        options: dict[str, Any] = {"causal": causal, "offset": offset, **conditions.masks_of(some)}
         rows = max(1, block // (seqlen_k * some.numel()))
         out, lse = _exact_attention(exact, rows=rows, **options)
         allowed.append(1e-3 * out.abs().clamp(min=1.0) + half_ulp(out, q.dtype))
@@ -196,6 +205,7 @@ def _exact_attention(
     qkv: QKV,
     *,
     causal: bool,
+    offset: int,
     rows: int,
     mask: torch.Tensor | None,
     kept: torch.Tensor | None,
@@ -216,7 +226,7 @@ def _exact_attention(
             scores.add_(mask[:, some])
         if causal:
             row = torch.arange(start, start + scores.shape[1], device=q.device)
-            scores.masked_fill_(columns > row[:, None], -math.inf)
+            scores.masked_fill_(columns > row[:, None] + offset, -math.inf)
         lse = torch.logsumexp(scores, dim=-1)
         weights = scores.sub_(lse[..., None]).exp_()
         if kept is not None:

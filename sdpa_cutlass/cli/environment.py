@@ -27,6 +27,7 @@ _SMI_FIELDS = {
     "mem_mhz": "clocks.mem",
     "sm_max_mhz": "clocks.max.sm",
     "power_limit_w": "power.limit",
+    "power_w": "power.draw",
     "temperature_c": "temperature.gpu",
 }
 
@@ -54,7 +55,7 @@ def output_of(command: list[str], *, timeout: float = 10.0) -> str | None:
 
 
 def gpu_state(uuid: str | None = None) -> dict[str, str]:
-    """Driver, clocks, power limit and temperature of one GPU as nvidia-smi prints them; may be empty."""
+    """Driver, clocks, power and temperature of one GPU as nvidia-smi prints them; may be empty."""
     fields = ",".join(_SMI_FIELDS.values())
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if uuid is not None:
@@ -123,9 +124,11 @@ def record(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        state = gpu_state(gpu_uuid(device))
+        uuid = gpu_uuid(device)
+        state = gpu_state(uuid)
         env |= {
             "gpu": properties.name,
+            "gpu_uuid": uuid,
             "sm": f"{properties.major}.{properties.minor}",
             "driver": state.pop("driver", None),
             "clocks": {"start": state},

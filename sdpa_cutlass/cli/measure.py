@@ -4,13 +4,16 @@ The order matters. Each provider first runs once, which shows whether it can run
 library's families are then checked with their log-sum-exp. What passed is timed side by side, and the
 outputs of the timed calls are checked again. A provider that fails keeps its row: the status says why.
 The provider `plain` computes another problem, the one without mask, lengths and dropout; it has its own
-reference, and takes no part where the problem is that one anyway.
+reference, and takes no part where the problem is that one anyway. A peer is not held to our bounds, but one
+that is off by a tenth of the largest output computes something else, and a time below the hardware's floor
+(roofline.py) is none.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
@@ -25,15 +28,19 @@ from sdpa_cutlass.cli.providers import (
     kernel_name,
     with_lse,
 )
-from sdpa_cutlass.cli.results import Row
+from sdpa_cutlass.cli.results import INVALID, Row
+from sdpa_cutlass.cli.roofline import Ceilings
 from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.cli.timing import GRAPH_CALLS, Contestant, Timing, time_on_cpu, time_on_gpu
+from sdpa_cutlass.cli.wall import SMALL_US, WallTiming, time_wall
 
 if TYPE_CHECKING:
     import torch
 
 CHECKED_SCORES = 2**30  # of a problem that is not plain: there are many of them
 PLAIN_CHECKED_SCORES = 2**28
+COLD_L2_SHARE = 4  # a problem whose inputs shall come from DRAM rotates over this many times the L2 cache
+ANOTHER_PROBLEM = 0.1  # of the largest output: a peer with such an error computes something else
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,8 @@ class Settings:
     seed: int
     repeats: int
     budget_s: float = 0.15
+    ceilings: Ceilings | None = None  # of the GPU; without them no time is impossible
+    loops: int = 0  # of calls from Python for problems that are over quickly (wall.py); 0: timing.py's three
 
 
 @dataclasses.dataclass
@@ -58,6 +67,9 @@ class _Entry:
     kernel: str | None = None
     errors: Errors | None = None
     timing: Timing = dataclasses.field(default_factory=Timing)
+    input_sets: int | None = None
+    wall: WallTiming | None = None
+    floor_us: float | None = None
     failure: str | None = None
 
 
@@ -96,6 +108,10 @@ def measure(case: Case, settings: Settings) -> list[Row]:
         for name, timing in timings.items():
             entries[name].timing = timing
             _recheck(entries[name], contestants[name])
+            entries[name].input_sets = contestants[name].num_sets
+            _check_floor(entries[name], case, inputs[0].conditions.visible, settings)
+        if settings.loops and settings.device.type == "cuda":
+            _time_wall(entries, contestants, settings.loops, failed)
     except Exception as error:
         # An asynchronous CUDA error belongs to nobody in particular.
         for name in contestants:
@@ -111,9 +127,10 @@ def _input_sets(case: Case, settings: Settings) -> list[Operands]:
     """Input sets that the calls rotate over: as many as fit into a quarter of the L2 cache.
 
     No call finds its own inputs where the last one left them, yet small problems read them from L2, as they
-    do in a model whose last kernel has just written them. At most one set for each call of a graph.
+    do in a model whose last kernel has just written them. Those of a cold problem are several times as large
+    as the cache, so that every call reads DRAM. At most one set for each call of a graph.
     """
-    dtype, device = torch_dtype(settings.dtype), settings.device
+    dtype, device = torch_dtype(case.dtype or settings.dtype), settings.device
     conditions = make_conditions(case, dtype=dtype, device=device, seed=settings.seed)
     if case.source is not None:
         return [Operands(load_qkv(case.source).to(device, dtype), conditions)]
@@ -122,7 +139,9 @@ def _input_sets(case: Case, settings: Settings) -> list[Operands]:
         import torch
 
         l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-        count = max(1, min(GRAPH_CALLS, l2_bytes // (4 * case.problem().bytes)))
+        size = case.problem().bytes
+        wanted = -(-COLD_L2_SHARE * l2_bytes // size) if case.is_cold else l2_bytes // (4 * size)
+        count = max(2 if case.is_cold else 1, min(GRAPH_CALLS, wanted))
     return [
         _operands(random_qkv(case, dtype=dtype, device=device, seed=settings.seed, index=index), conditions)
         for index in range(count)
@@ -146,6 +165,7 @@ def _add_references(entries: dict[str, _Entry], case: Case, operands: Operands, 
                 seed=settings.seed,
                 conditions=None if is_plain else operands.conditions,
                 max_scores=PLAIN_CHECKED_SCORES if is_plain else limit,
+                offset=case.problem().causal_offset,
             )
         entry.reference = references[is_plain]
 
@@ -170,6 +190,8 @@ def _first_run(entry: _Entry, case: Case, inputs: Sequence[Operands]) -> None:
     else:
         if provider.family is not None and entry.errors and entry.errors.violation:
             entry.failure = f"wrong: {entry.errors.violation}"
+        elif entry.errors and entry.errors.max_err_out > ANOTHER_PROBLEM * entry.reference.largest:
+            entry.failure = f"wrong: max error of O {entry.errors.max_err_out:.3g}: not this problem's answer"
 
 
 def _contestant(entry: _Entry) -> Contestant:
@@ -192,11 +214,50 @@ def _recheck(entry: _Entry, contestant: Contestant) -> None:
         entry.failure = f"wrong: in the timed run, {errors.violation}"
 
 
+def _check_floor(entry: _Entry, case: Case, visible: float, settings: Settings) -> None:
+    """Fills in the floor, and makes a time below it a failure."""
+    if settings.ceilings is None or entry.input_sets is None:
+        return
+    provider = entry.provider
+    entry.floor_us = settings.ceilings.floor_us(
+        case,
+        entry.input_sets,
+        visible=1.0 if provider.is_plain else visible,
+        is_quantised=provider.is_quantised,
+    )
+    time_us = entry.timing.gpu_us
+    if time_us is not None and time_us < entry.floor_us and entry.failure is None:
+        entry.failure = f"{INVALID}: {time_us:.4g} us, below the hardware's floor of {entry.floor_us:.4g} us"
+
+
+def _time_wall(
+    entries: dict[str, _Entry],
+    contestants: dict[str, Contestant],
+    loops: int,
+    failed: Callable[[str, Exception], None],
+) -> None:
+    """Times what is over quickly once more as Python sees it; the outputs have been checked before."""
+    small = {
+        name: contestant
+        for name, contestant in contestants.items()
+        if entries[name].failure is None and (entries[name].timing.gpu_us or math.inf) < SMALL_US
+    }
+    timings = time_wall(
+        {name: contestant.run for name, contestant in small.items()},
+        {name: contestant.context for name, contestant in small.items()},
+        loops=loops,
+        failed=failed,
+    )
+    for name, timing in timings.items():
+        entries[name].wall = timing
+
+
 def _row(case: Case, settings: Settings, entry: _Entry, visible: float, computed: float = 1.0) -> Row:
     """`computed`: the share of the plain problem's operations that this provider's problem needs."""
     timing, errors = entry.timing, entry.errors
     time_us = timing.gpu_us if settings.device.type == "cuda" else timing.wall_us
     note = f"ok ({timing.note})" if timing.note else "ok"
+    wall = entry.wall
     return Row(
         suite=case.suite,
         batch=case.batch,
@@ -205,8 +266,9 @@ def _row(case: Case, settings: Settings, entry: _Entry, visible: float, computed
         seqlen_q=case.seqlen_q,
         seqlen_k=case.seqlen_k,
         head_dim=case.head_dim,
-        dtype=settings.dtype,
+        dtype=case.dtype or settings.dtype,
         causal=case.causal,
+        alignment=case.alignment.value,
         mask=case.mask,
         p_dropout=case.p_dropout,
         visible=round(visible, 4),
@@ -214,8 +276,12 @@ def _row(case: Case, settings: Settings, entry: _Entry, visible: float, computed
         kernel=entry.kernel,
         gpu_us=_rounded(timing.gpu_us),
         gpu_us_spread=_rounded(timing.gpu_us_spread),
-        wall_us=_rounded(timing.wall_us),
-        tflops=_rounded(computed * case.problem().flops / time_us / 1e6) if time_us else None,
+        wall_us=_rounded(wall.queue_us if wall else timing.wall_us),
+        wall_us_spread=_rounded(wall.queue_us_spread) if wall else None,
+        loop_us=_rounded(wall.loop_us) if wall else None,
+        floor_us=_rounded(entry.floor_us),
+        input_sets=entry.input_sets,
+        tflops=_rounded(computed * case.flops / time_us / 1e6) if time_us else None,
         max_err_out=_rounded(errors.max_err_out) if errors else None,
         max_err_lse=_rounded(errors.max_err_lse) if errors else None,
         status=entry.failure or note,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass.cli import mask_tables
-from sdpa_cutlass.cli.results import PROVIDERS, Results, Row
+from sdpa_cutlass.cli import mask_tables, wall_tables
+from sdpa_cutlass.cli.results import PEERS, PROVIDERS, Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import Comparison, by_suite, compare
 from sdpa_cutlass.cli.tables import heading
@@ -32,6 +32,12 @@ COLOURS = {
     "torch_efficient": "#9467bd",
     "torch_math": "#8c8c8c",
     "naive": "#333333",
+    "flash_attn": "#17becf",
+    "flash_attn_3": "#0b7285",
+    "flash_attn_4": "#74c0fc",
+    "xformers": "#bcbd22",
+    "flashinfer": "#e377c2",
+    "sageattention": "#ff7f0e",
 }
 PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 4.2, 3.2, 5
 MIN_LENGTHS = 3
@@ -78,7 +84,7 @@ def figure(results: Results) -> Figure:
     """The picture: one axes per panel, bar panels as wide as the figure, one legend."""
     from matplotlib.figure import Figure
 
-    found = panels(compare(results.rows))
+    found = panels([one for one in compare(results.rows) if one.problem.suite != wall_tables.SUITE])
     narrow = [panel for panel in found if panel.lines]
     wide = [panel for panel in found if not panel.lines]
     columns = min(COLUMNS, len(narrow)) or 2
@@ -120,7 +126,8 @@ def _speed(comparison: Comparison, provider: str) -> float:
 
 
 def _providers(panel: Panel) -> list[str]:
-    return [name for name in PROVIDERS if any(comparison.row(name) for comparison in panel.comparisons)]
+    names = (*PROVIDERS, *PEERS)
+    return [name for name in names if any(comparison.row(name) for comparison in panel.comparisons)]
 
 
 def _draw_lines(axes: Axes, panel: Panel) -> None:

@@ -7,10 +7,15 @@ A document holds blocks between markers, each on a line of its own:
     <!-- end results -->
 
 SECTION is one of SECTIONS. The FILEs, relative to the document, are the result files that the block was made
-from and, in the section `plot`, the picture. Given result files, the command puts each into every block that
-shows problems of its suites (those of masks have sections of their own); all other blocks are made again from
-the files that they name. So `--check` needs no arguments, and no number in a document is typed by hand. A
-block without files says that there are no results yet.
+from and, in the sections of pictures, the picture. Given result files, the command puts each into every block
+that shows problems of its suites (those of masks, `decode` and `wall` have sections of their own); all other
+blocks are made again from the files that they name. So `--check` needs no arguments, and no number in a
+document is typed by hand. A block without files says that there are no results yet.
+
+    summary  masks_summary  naive_line                 short, for a first screen
+    tables  masks  decode  wall  naive                 every problem of every file
+    agreement                                          files of the same problems, against each other
+    plot  plot_speedup  plot_roofline                  pictures, of the first file
 """
 
 from __future__ import annotations
@@ -20,14 +25,30 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass.cli import FAILED, OK, CommandError, mask_tables, plots, results, short_tables, tables
-from sdpa_cutlass.cli.results import ResultFormatError, Results
+from sdpa_cutlass.cli import (
+    FAILED,
+    OK,
+    CommandError,
+    agreement,
+    bench_plots,
+    decode_tables,
+    mask_tables,
+    naive_tables,
+    plots,
+    results,
+    short_tables,
+    tables,
+    wall_tables,
+)
+from sdpa_cutlass.cli.naive_tables import NAIVE
+from sdpa_cutlass.cli.results import ResultFormatError, Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import compare
 
@@ -35,6 +56,7 @@ BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
 END = "<!-- end results -->"
 NO_RESULTS = "_No results yet: `python -m sdpa_cutlass report FILE.json` writes them here._"
 LONG_DOCUMENT = Path("docs", "results.md")  # beside the README
+IMAGES = "img"  # beside it: pictures that no marker names yet
 PICTURE_SUFFIX = ".png"
 PICTURE_KEY = "Source"  # of the picture's metadata: what it was drawn from
 
@@ -54,16 +76,31 @@ class Source:
 
     def showing(self, section: Section) -> Source:
         """The same file with the rows that a section shows, perhaps none."""
-        rows = [row for row in self.results.rows if (row.suite in MASK_SUITES) == section.has_masks]
+        rows = [row for row in self.results.rows if section.shows(row)]
         return dataclasses.replace(self, results=Results(self.results.env, rows))
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One kind of block: what makes its body from sources and their names, and which suites it shows."""
+    """One kind of block: what makes its body from sources and their names, and which rows it shows.
+
+    It takes at least `least` files, in which provider `needs`, if given, took part. `draw` makes the picture
+    of those that have one, from their first file.
+    """
 
     make: Callable[[Sequence[Source], Sequence[str]], str]
-    has_masks: bool = False
+    shows: Callable[[Row], bool]
+    least: int = 1
+    needs: str | None = None
+    draw: Callable[[Results], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture that a block shows: what it is drawn from, and how."""
+
+    source: Source
+    draw: Callable[[Results], Any]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,16 +110,16 @@ def run(options: argparse.Namespace) -> int:
     long_document = options.readme.parent / LONG_DOCUMENT
     documents = [options.readme, *([long_document] if long_document.is_file() else [])]
     old = {path: _read(path) for path in documents}
-    maker = Maker(options.files, options.plot)
+    maker = Maker(options.files, options.plot, long_document.parent / IMAGES)
     new = {path: maker.remake(text, path) for path, text in old.items()}
-    pictures = {path: source for path, source in maker.pictures.items() if not _shows(path, source)}
+    pictures = {path: picture for path, picture in maker.pictures.items() if not _shows(path, picture)}
     if options.check:
         stale = [*(path for path in documents if new[path] != old[path]), *pictures]
         for path in stale:
             print(f"{path}: stale; `python -m sdpa_cutlass report` makes it again")
         return FAILED if stale else OK
-    for path, source in pictures.items():
-        _write(path, functools.partial(_draw, path, source))
+    for path, picture in pictures.items():
+        _write(path, functools.partial(_draw, path, picture))
         print(f"{path}: drawn")
     for path, text in new.items():
         if text == old[path]:
@@ -96,14 +133,16 @@ def run(options: argparse.Namespace) -> int:
 class Maker:
     """Makes blocks from `files`, or where there are none from those that each block names.
 
-    `pictures` collects the pictures that the blocks show, with the result file that each is drawn from.
+    `pictures` collects the pictures that the blocks show. One that no marker names yet goes to `picture` in
+    section `plot`, and into the folder `images` in the others.
     """
 
-    def __init__(self, files: Sequence[Path], picture: Path | None) -> None:
+    def __init__(self, files: Sequence[Path], picture: Path | None, images: Path) -> None:
         self._files = files
         self._picture = picture
+        self._images = images
         self._load = functools.cache(_load)
-        self.pictures: dict[Path, Source] = {}
+        self.pictures: dict[Path, Picture] = {}
 
     def remake(self, text: str, document: Path) -> str:
         """The document's text with every block made again."""
@@ -130,25 +169,37 @@ class Maker:
     def _sources(self, section: Section, paths: Sequence[Path]) -> list[Source]:
         """The files among `paths` that have something to show in `section`."""
         sources = [self._load(Path(os.path.normpath(path))).showing(section) for path in paths]
-        return [source for source in sources if source.results.rows]
+        return [
+            source
+            for source in sources
+            if any(section.needs in (None, row.provider) for row in source.results.rows)
+        ]
 
     def _block(self, section: str, names: Sequence[str], document: Path, where: str) -> list[str]:
         if section not in SECTIONS:
             raise CommandError(f"{where}: section {section!r} is none of {', '.join(SECTIONS)}")
+        kind = SECTIONS[section]
         named = [document.parent / name for name in names]
-        sources = self._sources(SECTIONS[section], self._files) or self._sources(
-            SECTIONS[section], [path for path in named if path.suffix != PICTURE_SUFFIX]
-        )
-        if not sources:
+        sources = self._sources(kind, self._files)
+        if len(sources) < kind.least:
+            sources = self._sources(kind, [path for path in named if path.suffix != PICTURE_SUFFIX])
+        if len(sources) < kind.least:
             return [f"<!-- results: {section} -->", NO_RESULTS, END]
         files = [_relative(source.path, document) for source in sources]
-        if section == "plot":
+        if kind.draw is not None:
             drawn = [path for path in named if path.suffix == PICTURE_SUFFIX]
-            for picture in [self._picture] if self._picture else drawn[:1]:
-                self.pictures[Path(os.path.normpath(picture))] = sources[0]
+            for picture in self._picture_of(section, drawn, sources[0]):
+                self.pictures[Path(os.path.normpath(picture))] = Picture(sources[0], kind.draw)
                 files.append(_relative(picture, document))
-        body = SECTIONS[section].make(sources, files)
+        body = kind.make(sources, files)
         return [f"<!-- results: {section} {' '.join(files)} -->", *body.splitlines(), END]
+
+    def _picture_of(self, section: str, drawn: Sequence[Path], source: Source) -> list[Path]:
+        """Where a block's picture lies: what was asked for, else where it was; perhaps nowhere."""
+        if section == "plot":
+            return [self._picture] if self._picture else list(drawn[:1])
+        suffix = section.removeprefix("plot_") + PICTURE_SUFFIX
+        return [drawn[0] if drawn else self._images / f"{source.path.stem}-{suffix}"]
 
 
 def _skip_block(lines: Iterator[tuple[int, str]], where: str) -> None:
@@ -178,11 +229,38 @@ def _tables(sources: Sequence[Source], files: Sequence[str]) -> str:
     return "\n\n".join([*parts, _origin(files)])
 
 
-def _plot(sources: Sequence[Source], files: Sequence[str]) -> str:
+def _plot(sources: Sequence[Source], files: Sequence[str], *, title: str) -> str:
     """The picture, where there is one: it is the last file."""
     if not files[-1].endswith(PICTURE_SUFFIX):
         return ""
-    return f"![Speed over sequence length on {tables.heading(sources[0].results)}]({files[-1]})"
+    return f"![{title} on {tables.heading(sources[0].results)}]({files[-1]})"
+
+
+def _wall(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """What a call costs in Python, one table per file."""
+    parts: list[str] = []
+    for source in sources:
+        found = source.results
+        parts += [f"**{source.path.stem}**: {tables.heading(found)}"]
+        parts += ["\n".join(wall_tables.markdown(compare(found.rows)))]
+        notes = [line for line in tables.footnotes(compare(found.rows)) if not line.startswith("ok")]
+        parts += ["\n".join(f"- {line}" for line in notes)] if notes else []
+    return "\n\n".join([*parts, _origin(files)])
+
+
+def _naive(sources: Sequence[Source], files: Sequence[str], *, with_table: bool) -> str:
+    """The highest ratio over the naive chain, and that of every problem."""
+    found = {source.path.stem: source.results for source in sources}
+    parts = [naive_tables.sentence(found)]
+    if with_table:
+        parts.append("\n".join(naive_tables.table(found)))
+    return "\n\n".join([*parts, _origin(files)])
+
+
+def _agreement(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """Every pair of files with problems in common."""
+    lines = agreement.sections({source.path.stem: source.results for source in sources})
+    return "\n".join([*(lines or ["No two of these files share a problem.", ""]), _origin(files)])
 
 
 def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
@@ -194,12 +272,55 @@ def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
     return "\n\n".join([head, "\n".join(mask_tables.summary(comparisons)), _origin(files)])
 
 
+def _has_masks(row: Row) -> bool:
+    return row.suite in MASK_SUITES
+
+
+def _is_of(suite: str) -> Callable[[Row], bool]:
+    return lambda row: row.suite == suite
+
+
+def _is_plain(row: Row) -> bool:
+    return row.suite not in (*MASK_SUITES, decode_tables.SUITE, wall_tables.SUITE)
+
+
+def _is_timed_on_gpu(row: Row) -> bool:
+    return row.suite != wall_tables.SUITE
+
+
+def _is_compared_with_naive(row: Row) -> bool:
+    return _is_timed_on_gpu(row) and row.provider in ("fused", NAIVE)
+
+
+def _draw_lines(found: Results) -> Any:
+    """Speed over sequence length; everything, where no problems differ in length alone."""
+    rows = [
+        row
+        for panel in plots.panels(compare(found.rows))
+        if panel.lines
+        for comparison in panel.comparisons
+        for row in comparison.rows.values()
+    ]
+    return plots.figure(Results(found.env, rows or found.rows))
+
+
+_SPEED = functools.partial(_plot, title="Speed over sequence length")
+_SPEEDUP = functools.partial(_plot, title="Speed-up of fused over its peers")
+_ROOFLINE = functools.partial(_plot, title="Every problem below the roof")
+
 SECTIONS = {
-    "summary": Section(_summary),
-    "tables": Section(_tables),
-    "plot": Section(_plot),
-    "masks": Section(_tables, has_masks=True),
-    "masks_summary": Section(_masks_summary, has_masks=True),
+    "summary": Section(_summary, _is_plain),
+    "tables": Section(_tables, _is_plain),
+    "plot": Section(_SPEED, _is_plain, draw=_draw_lines),
+    "plot_speedup": Section(_SPEEDUP, _is_plain, draw=bench_plots.speedup),
+    "plot_roofline": Section(_ROOFLINE, _is_timed_on_gpu, draw=bench_plots.roofline),
+    "masks": Section(_tables, _has_masks),
+    "masks_summary": Section(_masks_summary, _has_masks),
+    "decode": Section(_tables, _is_of(decode_tables.SUITE)),
+    "wall": Section(_wall, _is_of(wall_tables.SUITE)),
+    "naive": Section(functools.partial(_naive, with_table=True), _is_compared_with_naive, needs=NAIVE),
+    "naive_line": Section(functools.partial(_naive, with_table=False), _is_compared_with_naive, needs=NAIVE),
+    "agreement": Section(_agreement, lambda row: row.ok, least=2),
 }
 
 
@@ -232,26 +353,22 @@ def _relative(path: Path, document: Path) -> str:
     return Path(os.path.relpath(path, document.parent)).as_posix()
 
 
-def _shows(path: Path, source: Source) -> bool:
+def _shows(path: Path, picture: Picture) -> bool:
     """Whether the picture says that it was drawn from this very result file (PNG text is plain bytes)."""
-    return path.is_file() and source.tag.encode() in path.read_bytes()
+    return path.is_file() and picture.source.tag.encode() in path.read_bytes()
 
 
-def _draw(path: Path, source: Source) -> None:
-    """Draws speed over sequence length; everything, where no problems differ in length alone."""
+def _draw(path: Path, picture: Picture) -> None:
+    """Draws a picture that says what it was drawn from."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError("a picture needs matplotlib: pip install 'sdpa_cutlass[cli]'")
-    found = source.results
-    rows = [
-        row
-        for panel in plots.panels(compare(found.rows))
-        if panel.lines
-        for comparison in panel.comparisons
-        for row in comparison.rows.values()
-    ]
-    drawing: Any = plots.figure(Results(found.env, rows or found.rows))
+    drawing = picture.draw(picture.source.results)
+    if drawing is None:
+        raise CommandError(f"{picture.source.path}: nothing in it can be drawn as {path.name}")
+    data = io.BytesIO()
+    drawing.savefig(data, format="png", dpi=80, metadata={PICTURE_KEY: picture.source.tag})
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(path, format="png", dpi=80, metadata={PICTURE_KEY: source.tag})
+    path.write_bytes(data.getvalue())
 
 
 def _read(path: Path) -> str:

@@ -1,14 +1,15 @@
-"""The one result format of this project, `{"format": 2, "env": {...}, "rows": [...]}`.
+"""The one result format of this project, `{"format": 3, "env": {...}, "rows": [...]}`.
 
 `env` describes the machine and the software (environment.py). There is one row per problem and provider: the
 problem, who computed it, how long that took and how wrong it was. Units: gpu_us and wall_us are microseconds
 per call (timing.py defines them), tflops 1e12 floating-point operations per second under the convention of
 Problem.flops, less what lengths cut off; errors absolute. `visible` is the share of the scores that a mask or
 lengths let through. What was not measured is null. `status` starts with "ok" when the row can be trusted;
-otherwise it says why not.
+otherwise it says why not. floor_us is the least time that the hardware allows (roofline.py).
 
 load() refuses whatever is not exactly this; save() writes a file completely or not at all. Files of format 1
-had no "format" and no `visible`, for there were no masks: they are read as if it were 1.
+had no "format" and no `visible`, for there were no masks: they are read as if it were 1. Those of format 2
+had no `alignment`, for all causal masks were top_left, and not the other keys of ADDED.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 PROVIDERS = (
     "fused",
     "plain",
@@ -37,6 +38,21 @@ PROVIDERS = (
     "torch_math",
     "naive",
 )
+# Other libraries (peers.py): they take part in `bench` where they are installed.
+PEERS = ("flash_attn", "flash_attn_3", "flash_attn_4", "xformers", "flashinfer", "sageattention")
+# The ways to call this library and torch whose time in Python is measured (wall.py).
+WALL_PROVIDERS = ("plan_run", "attention_out", "sdpa", "plan_make", "torch_default")
+INVALID = "invalid"  # begins the status of a time that cannot be
+ADDED: dict[int, dict[str, Any]] = {  # by format: keys that came with it, and what older files mean
+    2: {"visible": 1.0},
+    3: {
+        "alignment": "top_left",
+        "input_sets": None,
+        "wall_us_spread": None,
+        "loop_us": None,
+        "floor_us": None,
+    },
+}
 
 
 class ResultFormatError(ValueError):
@@ -56,6 +72,7 @@ class Row:
     head_dim: int
     dtype: str
     causal: bool
+    alignment: str = "top_left"  # of the causal mask, where there is one
     mask: str
     p_dropout: float
     visible: float
@@ -64,6 +81,10 @@ class Row:
     gpu_us: float | None = None
     gpu_us_spread: float | None = None
     wall_us: float | None = None
+    wall_us_spread: float | None = None
+    loop_us: float | None = None
+    floor_us: float | None = None
+    input_sets: int | None = None
     tflops: float | None = None
     max_err_out: float | None = None
     max_err_lse: float | None = None
@@ -133,7 +154,7 @@ def from_json(text: str, *, origin: str = "result") -> Results:
         raise ResultFormatError(f"{origin}: env must be an object")
     if not isinstance(rows, list):
         raise ResultFormatError(f"{origin}: rows must be a list")
-    added = {"visible": 1.0} if version == 1 else {}
+    added = {key: value for since in ADDED if version < since for key, value in ADDED[since].items()}
     return Results(env, [_parse_row(row, added, f"{origin}: row {index}") for index, row in enumerate(rows)])
 
 
@@ -148,8 +169,9 @@ def _parse_row(row: Any, added: Mapping[str, Any], where: str) -> Row:
         raise ResultFormatError(f"{where}: missing keys {missing}, unknown keys {unknown}")
     types_of = typing.get_type_hints(Row)
     parsed = Row(**{key: _parse_value(row[key], types_of[key], f"{where}: {key}") for key in ROW_KEYS})
-    if parsed.provider not in PROVIDERS:
-        raise ResultFormatError(f"{where}: provider {parsed.provider!r} is none of {', '.join(PROVIDERS)}")
+    known = (*PROVIDERS, *PEERS, *WALL_PROVIDERS)
+    if parsed.provider not in known:
+        raise ResultFormatError(f"{where}: provider {parsed.provider!r} is none of {', '.join(known)}")
     if not parsed.status:
         raise ResultFormatError(f"{where}: status is empty")
     return parsed

@@ -24,6 +24,12 @@ CLAIMED_PEERS = {
     "piped": "the piped CUTLASS baseline",
     "torch_flash": "torch flash",
     "best torch": "the fastest torch backend of each problem",
+    "flash_attn": "FlashAttention 2",
+    "flash_attn_3": "FlashAttention 3",
+    "flash_attn_4": "FlashAttention 4",
+    "xformers": "xFormers",
+    "flashinfer": "FlashInfer",
+    "sageattention": "SageAttention (8 bits)",
     "naive": "the naive chain",
 }
 

@@ -3,13 +3,15 @@
 mission     one sequence of 512, eight heads of 64: so small that latency decides
 small       batch 8, 16, 32 x sequence 128, 256, 512 at eight heads of 64
 long        sequence 512, 2048 and 8192 for every head dimension, 16384 tokens and about 2048 channels in all
+decode      1, 4 and 16 queries against 4096 to 32768 keys, grouped heads among them
 masks       every kind of mask, lengths, dropout and grouped heads, at the lengths of `long`
 real        q, k, v captured from a pretrained encoder (a committed file), and with --input the user's own
 host        real but small shapes of every head dimension, for the library that runs without a GPU
 host_masks  the kinds of `masks`, as small
 
 Every problem of the other suites appears without and with a causal mask (top_left alignment, as in PyTorch)
-unless the suite says otherwise; conditions.py says what the kinds of masks are.
+unless the suite says otherwise: in `decode` several queries are the last ones of their sequence
+(bottom_right) and one query needs no mask. conditions.py says what the kinds of masks are.
 """
 
 from __future__ import annotations
@@ -28,6 +30,22 @@ MASK_HEAD_DIMS = (64, 80, 96, 128)
 MASKS = ("lengths", "lengths_full", "padding", "dense", "document", "bias_f16", "bias_f32", "packed")
 P_DROPOUT = 0.1
 GQA_RATIO = 4
+# batch, num_heads_q, num_heads_kv, seqlen_k, head_dim
+DECODE_SHAPES = (
+    (1, 32, 8, 8192, 128),
+    (8, 32, 8, 8192, 128),
+    (32, 32, 8, 4096, 128),
+    (1, 16, 16, 8192, 64),
+    (8, 16, 16, 8192, 64),
+    (32, 16, 16, 4096, 64),
+    (1, 32, 8, 32768, 128),
+    (1, 32, 1, 32768, 128),
+    (8, 32, 1, 8192, 128),
+)
+DECODE_QUERIES = (4, 16)
+# Of DECODE_SHAPES: also with several queries, and once in bfloat16.
+SEVERAL_QUERIES = (0, 1, 3, 4, 6, 7)
+IN_BFLOAT16 = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +63,8 @@ class Case:
     mask: str = "none"
     p_dropout: float = 0.0
     source: Path | None = None
+    alignment: Causal = Causal.TOP_LEFT  # of the causal mask, where there is one
+    dtype: str | None = None  # `f16` or `bf16`; None: as the whole run
 
     @property
     def name(self) -> str:
@@ -57,11 +77,13 @@ class Case:
             seqlen = f"q{self.seqlen_q}_k{self.seqlen_k}"
         parts = [f"b{self.batch}", heads, seqlen, f"d{self.head_dim}"]
         if self.causal:
-            parts.append("causal")
+            parts.append("causal" if self.alignment is Causal.TOP_LEFT else "causal_bottom_right")
         if self.mask != "none":
             parts.append(self.mask)
         if self.p_dropout:
             parts.append("dropout")
+        if self.dtype:
+            parts.append(self.dtype)
         return f"{self.suite}/{'_'.join(parts)}"
 
     @property
@@ -79,8 +101,29 @@ class Case:
             seqlen_q=self.seqlen_q,
             seqlen_k=self.seqlen_k,
             head_dim=self.head_dim,
-            causal=Causal.TOP_LEFT if self.causal else None,
+            causal=self.alignment if self.causal else None,
         )
+
+    @property
+    def is_cold(self) -> bool:
+        """True when the inputs shall come from DRAM, as a KV cache does that is read once per token."""
+        return self.suite in COLD_SUITES
+
+    @property
+    def seen(self) -> float:
+        """Share of the scores that the causal mask lets through, counted one by one."""
+        if not self.causal:
+            return 1.0
+        offset = self.problem().causal_offset
+        seen = sum(min(self.seqlen_k, max(0, row + offset + 1)) for row in range(self.seqlen_q))
+        return seen / (self.seqlen_q * self.seqlen_k)
+
+    @property
+    def flops(self) -> float:
+        """Problem.flops, by convention half when causal; for bottom_right, what the mask lets through."""
+        if self.causal and self.alignment is Causal.BOTTOM_RIGHT:
+            return dataclasses.replace(self, causal=False).problem().flops * self.seen
+        return float(self.problem().flops)
 
 
 def square(suite: str, batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Case, Case]:
@@ -140,6 +183,28 @@ def masks() -> list[Case]:
     return cases
 
 
+def decode() -> list[Case]:
+    """One query against a long cache, then several; one problem once more in bfloat16."""
+    single = [
+        Case(
+            suite="decode",
+            batch=batch,
+            num_heads_q=heads,
+            num_heads_kv=heads_kv,
+            seqlen_q=1,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+        )
+        for batch, heads, heads_kv, seqlen_k, head_dim in DECODE_SHAPES
+    ]
+    several = [
+        dataclasses.replace(single[number], seqlen_q=seqlen_q, causal=True, alignment=Causal.BOTTOM_RIGHT)
+        for seqlen_q in DECODE_QUERIES
+        for number in SEVERAL_QUERIES
+    ]
+    return [*single, *several, dataclasses.replace(single[IN_BFLOAT16], dtype="bf16")]
+
+
 def host() -> list[Case]:
     """Small enough for an emulated GPU at under one GFLOP/s: a few MFLOP each, several tiles both ways."""
     cases: list[Case] = []
@@ -158,6 +223,7 @@ SUITES = {
     "mission": mission,
     "small": small,
     "long": long,
+    "decode": decode,
     "masks": masks,
     "host": host,
     "host_masks": host_masks,
@@ -165,6 +231,9 @@ SUITES = {
 SUITE_NAMES = (*SUITES, "real")
 DEFAULT_SUITES = {"cuda": ("mission", "small", "long", "real"), "cpu": ("host", "real")}
 MASK_SUITES = ("masks", "host_masks")
+COLD_SUITES = ("decode",)
+CPU_SUITES = ("host", "host_masks", "real")  # those that a CPU can be asked for
+GPU_SUITES = ("mission", "small", "long", "real", "decode", "masks")
 
 
 def cases_of(names: Iterable[str]) -> list[Case]:

@@ -2,17 +2,19 @@
 
 One line per problem: kernel, time and speed of fused; time of piped, of the best torch backend and of the
 naive chain, each with the ratio of fused's speed to its own (above 1, fused is faster); the largest errors of
-fused. The suites of masks have columns of their own (mask_tables.py). What did not run is listed below its
-table.
+fused. The suites of masks, `decode` and `wall` have columns of their own (mask_tables.py, decode_tables.py,
+wall_tables.py). What did not run is listed below its table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdpa_cutlass.cli import mask_tables
+from sdpa_cutlass.cli import decode_tables, mask_tables, wall_tables
 from sdpa_cutlass.cli.cells import error, number, ratio, time_us
+from sdpa_cutlass.cli.results import PEERS as INSTALLED
 from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import Comparison, by_suite, compare, failures, overall, tile
@@ -68,8 +70,12 @@ class Layout(NamedTuple):
     cells: Callable[[Comparison], list[str]]
 
 
-def layout(suite: str) -> Layout:
-    """The columns that a suite is shown in."""
+def layout(suite: str, env: Mapping[str, Any] | None = None) -> Layout:
+    """The columns that a suite is shown in; `env` is of the results, for what is relative to the machine."""
+    if suite == decode_tables.SUITE:
+        return Layout(decode_tables.HEADERS, functools.partial(decode_tables.cells, env=env or {}))
+    if suite == wall_tables.SUITE:
+        return Layout(wall_tables.HEADERS, wall_tables.cells)
     if suite in MASK_SUITES:
         return Layout(mask_tables.HEADERS, mask_tables.cells)
     return Layout(HEADERS, cells)
@@ -93,11 +99,12 @@ def heading(results: Results) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def conclusions(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line per peer: fused's speed-up over it, as a whole; then one per kind of mask."""
+def conclusions(comparisons: Sequence[Comparison], env: Mapping[str, Any] | None = None) -> list[str]:
+    """One line per peer: fused's speed-up over it, as a whole; then those of `decode` and of the masks."""
     lines = []
+    decode = [one for one in comparisons if one.problem.suite == decode_tables.SUITE]
     plain, masked = split(comparisons)
-    for peer in PEERS:
+    for peer in (*PEERS, *INSTALLED):
         found = overall(plain, peer)
         if found is not None:
             lines.append(
@@ -105,12 +112,14 @@ def conclusions(comparisons: Sequence[Comparison]) -> list[str]:
                 f"{found.count} problems, least {found.least:.2f}x ({found.least_at}), "
                 f"greatest {found.greatest:.2f}x ({found.greatest_at})"
             )
+    lines += [f"decode: {line}" for line in decode_tables.statements(decode, env or {})]
     return lines + mask_tables.conclusions(masked)
 
 
 def split(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Comparison]]:
     """Those of the suites of plain problems, and those of the suites of masks."""
-    plain = [one for one in comparisons if one.problem.suite not in MASK_SUITES]
+    others = (*MASK_SUITES, decode_tables.SUITE, wall_tables.SUITE)
+    plain = [one for one in comparisons if one.problem.suite not in others]
     return plain, [one for one in comparisons if one.problem.suite in MASK_SUITES]
 
 
@@ -135,7 +144,7 @@ def show(results: Results, console: Console) -> None:
     for suite, group in by_suite(comparisons).items():
         title = f"\n{suite}, {group[0].problem.dtype}"
         table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        columns = layout(suite)
+        columns = layout(suite, results.env)
         for header in columns.headers:
             # Two lines: the numbers below are narrow.
             lines = (
@@ -158,7 +167,7 @@ def show(results: Results, console: Console) -> None:
         console.print(CPU_WARNING, style="bold yellow", highlight=False)
     else:
         console.print()
-        for line in conclusions(comparisons):
+        for line in conclusions(comparisons, results.env):
             console.print(escape(line), highlight=False)
 
 
@@ -168,7 +177,7 @@ def to_markdown(results: Results) -> str:
     lines = [heading(results), ""]
     for suite, group in by_suite(comparisons).items():
         lines += [f"**{suite}**, {group[0].problem.dtype}", ""]
-        columns = layout(suite)
+        columns = layout(suite, results.env)
         rule = ("---" if header in LEFT_ALIGNED else "---:" for header in columns.headers)
         lines += ["| " + " | ".join(columns.headers) + " |", "|" + "|".join(rule) + "|"]
         lines += ["| " + " | ".join(columns.cells(comparison)) + " |" for comparison in group]
@@ -176,5 +185,5 @@ def to_markdown(results: Results) -> str:
     if results.env.get("gpu") is None:
         lines.append(CPU_WARNING)
     else:
-        lines += [f"- {line}" for line in conclusions(comparisons)]
+        lines += [f"- {line}" for line in conclusions(comparisons, results.env)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,7 @@
-"""Registers, spills and shared memory of the compiled kernels, and the two scripts that collect them."""
+"""Registers, spills and shared memory as ptxas reports them, and the two scripts that collect that.
+
+What the machine code itself must be, CTAs per SM included, is in test_static_gates.py.
+"""
 
 from __future__ import annotations
 
@@ -136,16 +139,10 @@ def test_plain_kernels_are_compiled_without_spills(resource_usage: dict[str, Any
         if row["is_general"]:
             assert kernel["stack_bytes"] <= resource_usage_script.MAX_GENERAL_STACK_BYTES, kernel
         else:
-            assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
+            spilled = kernel["spill_store_bytes"], kernel["spill_load_bytes"], kernel["stack_bytes"]
+            assert spilled == (0, 0, 0), kernel
         assert kernel["registers"] <= 255, kernel
         assert kernel["static_smem_bytes"] + kernel["dynamic_smem_bytes"] <= SM89_SMEM_BYTES, kernel
-
-
-def test_promised_ctas_fit_the_register_file(resource_usage: dict[str, Any]) -> None:
-    compiled = kernels_of(resource_usage)
-    for row in fused_rows(resource_usage):
-        registers = -(-compiled[row["name"]]["registers"] // 8) * 8
-        assert registers * 32 * row["warps"] * row["ctas_per_sm"] <= 65536, row["name"]
 
 
 def test_ptxas_never_sees_the_word_that_changes_its_mind(resource_usage: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class Kernels:
         self.wrong = 0.0
         self.wrong_when_timed = 0.0
         monkeypatch.setattr(sdpa_cutlass, "attention", self.attention)
-        monkeypatch.setattr("sdpa_cutlass.cli.compare.library", lambda target: None)
+        monkeypatch.setattr("sdpa_cutlass.cli.running.library", lambda target: None)
         monkeypatch.setattr("sdpa_cutlass.cli.measure.kernel_name", lambda *arguments: "kernel")
 
     def attention(self, *qkv: torch.Tensor, causal: Any, out: Any = None, return_lse: bool = False) -> Any:

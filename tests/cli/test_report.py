@@ -176,6 +176,86 @@ def test_the_first_file_has_the_table_and_all_have_statements(folder: Path) -> N
     assert re.findall("^## .*", long, re.MULTILINE) == ["## grid", "## bf16"]
 
 
+def record(name: str, factor: float = 1.0, **env: object) -> Path:
+    """A file as `bench` writes it: suites of every kind."""
+    shape = {"suite": "decode", "seqlen_q": 1, "seqlen_k": 8192}
+    rows = [
+        *made.mission(),
+        *made.long(64),
+        *made.masked(),
+        made.row("fused", 10.0 * factor, **shape),
+        made.row("torch_flash", 30.0, **shape),
+        made.row("naive", 90.0, **shape),
+        made.row("plan_run", None, suite="wall", wall_us=4.0, wall_us_spread=0.2, loop_us=5.0),
+        made.row("torch_default", None, suite="wall", wall_us=15.0, wall_us_spread=0.5, loop_us=15.1),
+    ]
+    path = Path("results", name)
+    results.save(Results({**made.ENV, "copy_bandwidth_gbps": 4000.0, **env}, rows), path)
+    return path
+
+
+KINDS = ("summary", "naive_line", "tables", "decode", "wall", "naive", "agreement", "masks")
+
+
+def test_every_kind_of_block(folder: Path) -> None:
+    blocks = "".join(EMPTY.format(kind) for kind in (*KINDS, "plot_speedup", "plot_roofline"))
+    (folder / "docs" / "results.md").write_text(blocks)
+    record("a.json", gpu_uuid="GPU-1")
+    record("b.json", 1.1, gpu_uuid="GPU-2")
+    assert report("results/a.json", "results/b.json") == 0
+    text = (folder / "docs" / "results.md").read_text()
+    bodies = {
+        kind: text.partition(f"<!-- results: {kind} ")[2].partition("<!-- end results -->")[0]
+        for kind in (*KINDS, "plot_speedup", "plot_roofline")
+    }
+    assert "B1 H8 S1/8192 D64" not in bodies["summary"] + bodies["tables"] + bodies["masks"]
+    assert "**9.00x**: B1 H8 S1/8192 D64" in bodies["naive_line"]
+    assert "| decode | B1 H8 S1/8192 D64 | 90 | 10 | 9.00x | 8.18x |" in bodies["naive"]
+    assert "A copy reaches 4000 GB/s" in bodies["decode"]
+    assert "| B1 H8 S1/8192 D64 | - | 10 |" in bodies["decode"]
+    assert "| `plan(...)` made before, `run(q, k, v, out)` | 4 | 0.2 | 5 |" in bodies["wall"]
+    assert "**a** and **b**: two GPUs (by UUID)" in bodies["agreement"]
+    assert "| fused | 6 | 0.0 % | 10.0 % | B1 H8 S1/8192 D64 |" in bodies["agreement"]
+    assert "| plan_run | 1 | 0.0 % | 0.0 % |" in bodies["agreement"]
+    assert "over plain" in bodies["masks"]
+    for name in ("speedup", "roofline"):
+        assert f"(img/a-{name}.png)" in bodies[f"plot_{name}"]
+        assert (folder / "docs" / "img" / f"a-{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert report("--check") == 0
+    assert report() == 0
+    assert (folder / "docs" / "results.md").read_text() == text
+    (folder / "docs" / "img" / "a-roofline.png").unlink()
+    assert report("--check") == 1
+
+
+def test_a_block_of_two_files_keeps_them_when_one_is_given(folder: Path) -> None:
+    (folder / "docs" / "results.md").write_text(EMPTY.format("agreement"))
+    record("a.json")
+    record("b.json")
+    record("c.json")
+    assert report("results/a.json") == 0
+    assert "No results yet" in (folder / "docs" / "results.md").read_text()
+    assert report("results/a.json", "results/b.json") == 0
+    before = (folder / "docs" / "results.md").read_text()
+    assert report("results/c.json") == 0
+    assert (folder / "docs" / "results.md").read_text() == before
+
+
+def test_a_file_without_the_chain_is_not_named_for_it(folder: Path) -> None:
+    (folder / "docs" / "results.md").write_text(EMPTY.format("naive"))
+    results.save(made.results(made.masked()), folder / "results" / "masks.json")
+    record("a.json")
+    assert report("results/masks.json", "results/a.json") == 0
+    assert "<!-- results: naive ../results/a.json -->" in (folder / "docs" / "results.md").read_text()
+
+
+def test_a_picture_that_cannot_be_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "docs" / "results.md").write_text(EMPTY.format("plot_roofline"))
+    record("a.json", gpu="NVIDIA T4")
+    assert report("results/a.json") == 2
+    assert "results/a.json: nothing in it can be drawn as a-roofline.png" in capsys.readouterr().err
+
+
 def test_documents_without_results_stay_so(folder: Path) -> None:
     assert report() == 0
     assert "No results yet" in (folder / "README.md").read_text()
@@ -207,7 +287,7 @@ REFUSED: dict[str, tuple[str, Results | None, Sequence[str], str]] = {
     "open block": ("<!-- results: summary -->\n", None, [], "README.md:1: the block is not closed"),
     "nested": (2 * "<!-- results: summary -->\n" + "<!-- end results -->\n", None, [], "not closed"),
     "only an end": ("a\n<!-- end results -->\n", None, [], "README.md:2: .* without a beginning"),
-    "section": (EMPTY.format("other"), None, [], "section .other. is none of summary, tables, plot, masks"),
+    "section": (EMPTY.format("other"), None, [], "section .other. is none of summary, .*, agreement"),
 }
 
 

@@ -15,15 +15,15 @@ from tests.cli import rows as made
 
 KEYS = [
     "suite", "batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal",
-    "mask", "p_dropout", "visible", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us", "tflops",
-    "max_err_out", "max_err_lse", "status",
+    "alignment", "mask", "p_dropout", "visible", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us",
+    "wall_us_spread", "loop_us", "floor_us", "input_sets", "tflops", "max_err_out", "max_err_lse", "status",
 ]  # fmt: skip
 
 
 def test_keys_are_the_published_ones() -> None:
     document = json.loads(results.to_json(made.results()))
     assert list(document) == ["format", "env", "rows"]
-    assert document["format"] == 2
+    assert document["format"] == 3
     assert [list(row) for row in document["rows"]] == [KEYS] * 6
 
 
@@ -42,13 +42,37 @@ def test_errors_that_are_not_numbers_survive() -> None:
     assert read.max_err_lse == math.inf
 
 
-def test_files_of_format_1_are_read() -> None:
+def older(*keys: str) -> dict[str, Any]:
+    """A document without some keys and without a format."""
     document = json.loads(results.to_json(made.results()))
     del document["format"]
     for row in document["rows"]:
-        del row["visible"]
+        for key in keys:
+            del row[key]
+    return document
+
+
+SINCE_3 = ("alignment", "wall_us_spread", "loop_us", "floor_us", "input_sets")
+
+
+def test_files_of_format_1_are_read() -> None:
+    document = older("visible", *SINCE_3)
     for text in (json.dumps(document), json.dumps({"format": 1, **document})):
         assert results.from_json(text) == made.results()
+
+
+def test_files_of_format_2_are_read() -> None:
+    document = older(*SINCE_3)
+    assert results.from_json(json.dumps({"format": 2, **document})) == made.results()
+    for row in document["rows"]:
+        del row["visible"]
+    with pytest.raises(ResultFormatError, match=r"row 0: missing keys \['visible'\]"):
+        results.from_json(json.dumps({"format": 2, **document}))
+
+
+@pytest.mark.parametrize("name", [*results.PEERS, *results.WALL_PROVIDERS])
+def test_other_libraries_and_ways_to_call_are_providers(name: str) -> None:
+    assert results.from_json(broken(provider=name)).rows[2].provider == name
 
 
 def test_no_rows() -> None:
@@ -69,7 +93,7 @@ REFUSED = {
     "not JSON": ("{", "f: not JSON"),
     "a list": ("[]", "exactly the keys"),
     "a key too many": ('{"env": {}, "rows": [], "more": 1}', "exactly the keys"),
-    "a format to come": ('{"format": 3, "env": {}, "rows": []}', "format 3 is not among 1 to 2"),
+    "a format to come": ('{"format": 4, "env": {}, "rows": []}', "format 4 is not among 1 to 3"),
     "a format that is none": ('{"format": true, "env": {}, "rows": []}', "format True is not among"),
     "env": ('{"env": [], "rows": []}', "env must be an object"),
     "rows": ('{"env": {}, "rows": {}}', "rows must be a list"),
@@ -81,7 +105,9 @@ REFUSED = {
     "number for a bool": (broken(causal=1), "row 2: causal: 1 is not bool"),
     "null for a number": (broken(head_dim=None), "row 2: head_dim: None is not int"),
     "text for a time": (broken(gpu_us="fast"), "row 2: gpu_us: 'fast' is not float or null"),
-    "visible missing in format 2": (broken(visible=KEYS), r"row 2: missing keys \['visible'\]"),
+    "visible missing": (broken(visible=KEYS), r"row 2: missing keys \['visible'\]"),
+    "alignment missing": (broken(alignment=KEYS), r"row 2: missing keys \['alignment'\]"),
+    "a whole number for a share": (broken(input_sets=1.5), "row 2: input_sets: 1.5 is not int or null"),
     "provider": (broken(provider="me"), "row 2: provider 'me' is none of fused, plain, piped"),
     "status": (broken(status=""), "row 2: status is empty"),
 }
@@ -114,8 +140,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 def test_csv() -> None:
     lines = results.to_csv(made.mission()).splitlines()
     assert lines[0] == ",".join(KEYS)
-    assert (
-        lines[5]
-        == "mission,1,8,8,512,512,64,f16,False,none,0.0,1.0,torch_efficient,,,,,,,,refused: too small"
-    )
+    problem = "mission,1,8,8,512,512,64,f16,False,top_left,none,0.0,1.0"
+    assert lines[5] == f"{problem},torch_efficient,,,,,,,,,,,,refused: too small"
     assert len(lines) == 7

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sdpa_cutlass.cli import suites
+from sdpa_cutlass.cli.timing import GRAPH_CALLS
+from sdpa_cutlass.problem import Causal
 
 
 def test_gpu_grid() -> None:
@@ -46,6 +48,37 @@ def test_masks() -> None:
     assert max(case.problem().flops for case in small) < 5e7
     for case in (first, *cases, *small):
         assert case.is_plain == (case.num_heads_kv < case.num_heads_q)
+
+
+def test_decode() -> None:
+    cases = suites.decode()
+    names = [case.name for case in cases]
+    for name in (
+        "b1_h32x8_q1_k8192_d128",
+        "b8_h32x8_q1_k8192_d128",
+        "b32_h32x8_q1_k4096_d128",
+        "b1_h16_q1_k8192_d64",
+        "b8_h16_q1_k8192_d64",
+        "b32_h16_q1_k4096_d64",
+        "b1_h32x1_q1_k32768_d128",
+        "b1_h16_q16_k8192_d64_causal_bottom_right",
+        "b8_h32x8_q1_k8192_d128_bf16",
+    ):
+        assert f"decode/{name}" in names
+    assert {case.seqlen_q for case in cases} == {1, 4, 16}
+    assert {case.seqlen_k for case in cases} == {4096, 8192, 32768}
+    for case in cases:
+        assert case.is_cold
+        assert case.problem().causal is (Causal.BOTTOM_RIGHT if case.seqlen_q > 1 else None)
+        # Several times the L2 cache of any GPU here, in at most as many sets as a graph has calls.
+        assert GRAPH_CALLS * case.problem().bytes > 4 * 60 * 2**20
+
+
+def test_suites_of_each_machine() -> None:
+    assert {*suites.GPU_SUITES, *suites.CPU_SUITES} == {*suites.SUITE_NAMES}
+    assert not [
+        case for name in suites.SUITES if name != "decode" for case in suites.cases_of([name]) if case.is_cold
+    ]
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)

@@ -1,0 +1,99 @@
+"""What the loops of a fused kernel must hold, derived from its tile and head dimension and from nothing
+else.
+
+One pass of a main loop takes one block of keys. Of the kernel's warps, warps / kv_groups share the query
+rows, so a warp has m = block_m / (16 · warps / kv_groups) blocks of 16 rows, and of each
+
+    S = Q Kᵀ     m · (block_n / 8) · (head_dim / 16)   mma.sync m16n8k16
+    O += P V     m · (head_dim / 8) · (block_n / 16)   of them
+
+ldmatrix.x4 brings 16 x 16 elements: all of K, all of V (transposed), and the warp's rows of Q unless these
+stay in registers (q_in_regs, and every kernel with KV groups). The warps of a group load one K and one V
+tile in 16-byte cp.async. Softmax takes one ex2 per score and one per row for the rescale, and the row
+maximum crosses a quad of lanes in two shuffles. Masks, dropout and causal add other instructions, none of
+these.
+"""
+
+from __future__ import annotations
+
+from sdpa_cutlass.machine_code.mix import Mix
+from sdpa_cutlass.registry import KernelInfo
+
+_MMA_M, _MMA_N, _MMA_K = 16, 8, 16
+_LDMATRIX = 16  # rows and columns of one ldmatrix.x4
+_COPY_ELEMENTS = 8  # of one 16-byte cp.async
+_QUAD_SHUFFLES = 2
+_LANES = 32
+
+# A name of the table and the opcodes that it counts.
+COUNTED = {
+    "HMMA": r"HMMA\.16816\.F32",
+    "LDSM": r"LDSM\.16\.M88\.4$",
+    "LDSM.T": r"LDSM\.16\.MT88\.4$",
+    "LDGSTS": r"LDGSTS\..*\b128$",
+    "MUFU": r"MUFU",
+    "SHFL": r"SHFL",
+}
+# Widths, in bytes, of global accesses beside the 16-byte stores of the output:
+_LSE = {4}  # one float a row
+_Q_DIRECT = {4}  # with KV groups, two elements at a time go straight into the operand's registers
+_MASKS = {
+    1,
+    2,
+    4,
+    8,
+    16,
+}  # of every type, at every alignment; lengths and Philox's seed are among these sizes
+_PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
+
+
+def loop_counts(kernel: KernelInfo) -> dict[str, int]:
+    """How often each of COUNTED stands in every main loop of a fused kernel."""
+    group_warps = kernel.warps // kernel.kv_groups
+    m = kernel.block_m // (_MMA_M * group_warps)
+    n, d = kernel.block_n, kernel.head_dim
+    q_from_smem = not kernel.q_in_regs and kernel.kv_groups == 1
+    rows = 2 * m  # of one thread
+    tile_copies = n * d // (_COPY_ELEMENTS * _LANES * group_warps)
+    k_or_v = (n // _LDMATRIX) * (d // _LDMATRIX)
+    return {
+        "HMMA": m * (n // _MMA_N) * (d // _MMA_K) + m * (d // _MMA_N) * (n // _MMA_K),
+        "LDSM": k_or_v + (m * (d // _LDMATRIX) if q_from_smem else 0),
+        "LDSM.T": k_or_v,
+        "LDGSTS": 2 * tile_copies,
+        "MUFU": rows * n // 4 + rows,
+        "SHFL": _QUAD_SHUFFLES * rows,
+    }
+
+
+def counted(mix: Mix) -> dict[str, int]:
+    """How often each of COUNTED stands in a loop as it was compiled."""
+    return {name: mix.count(pattern) for name, pattern in COUNTED.items()}
+
+
+def loop_count(kernel: KernelInfo) -> int:
+    """Main loops: for cut blocks and for whole ones; if it takes masks, for none, bool and bias each."""
+    return 6 if _takes_masks(kernel) else 2
+
+
+def load_widths(kernel: KernelInfo) -> set[int]:
+    """Widths that global loads other than cp.async may have."""
+    if _takes_masks(kernel):
+        return _MASKS
+    if _is_split(kernel):
+        return _PARTS
+    return _Q_DIRECT if kernel.kv_groups > 1 else set()
+
+
+def store_widths(kernel: KernelInfo) -> set[int]:
+    """Widths that global stores may have."""
+    return {16} | _LSE | (_PARTS if _is_split(kernel) else set())
+
+
+def _is_split(kernel: KernelInfo) -> bool:
+    """Whether several CTAs may share the keys of a tile: the last word of the name says so."""
+    return kernel.name.endswith("_split")
+
+
+def _takes_masks(kernel: KernelInfo) -> bool:
+    return kernel.is_general and not _is_split(kernel)
