@@ -3,16 +3,25 @@
 Order: the path in the environment variable, alone, when it is set; otherwise the package folder, then
 ``build/lib`` of the checkout that this package runs from. Nothing is ever looked up by bare name, in the
 working directory or on the loader's search path.
+
+Nobody else may be able to write the file, its folder, or the folder of a link to it; and in an installed
+package it is the very file that the package was built with, by the SHA-256 in ``libraries.json``. Both are
+looked at before anything is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 from enum import Enum
 from pathlib import Path
 
-from .errors import LibraryNotFoundError, UntrustedLibraryError
+from .errors import LibraryMismatchError, LibraryNotFoundError, UntrustedLibraryError
+
+HASHES = "libraries.json"
+"""Beside an installed library: {file name: SHA-256}, written by the build of the wheel."""
 
 
 class Target(Enum):
@@ -50,7 +59,8 @@ def candidates(target: Target) -> list[Path]:
 def locate(target: Target) -> Path:
     """The library file to load, resolved and found safe.
 
-    Raises LibraryNotFoundError with everything that was tried, or UntrustedLibraryError.
+    Raises LibraryNotFoundError with everything that was tried, UntrustedLibraryError, or LibraryMismatchError
+    for a file that the package was not installed with.
     """
     tried = []
     for place in candidates(target):
@@ -60,7 +70,9 @@ def locate(target: Target) -> Path:
             )
         if place.is_file():
             path = place.resolve()
-            _check_trusted(path)
+            _check_trusted(path, place.parent)
+            if not os.environ.get(target.environment_variable):
+                _check_build(path, target)
             return path
         tried.append(f"  {place}: {'not a file' if place.exists() else 'not there'}")
     variable = target.environment_variable
@@ -71,11 +83,15 @@ def locate(target: Target) -> Path:
     )
 
 
-def _check_trusted(path: Path) -> None:
-    """Raises UntrustedLibraryError when somebody else could have written the file or replaced it."""
+def _check_trusted(path: Path, named_in: Path) -> None:
+    """Raises UntrustedLibraryError when somebody else could have written the file or replaced it.
+
+    `named_in` is the folder of the link, if it is one, that leads to the file. Folders further up are not
+    looked at: in containers they are often open to all.
+    """
     if os.name != "posix":
         return
-    for place in (path, path.parent):
+    for place in dict.fromkeys((path, path.parent, named_in)):
         status = place.stat()
         problem = None
         if status.st_mode & stat.S_IWOTH:
@@ -87,3 +103,22 @@ def _check_trusted(path: Path) -> None:
                 f"{path} is not loaded: {place} has mode {stat.S_IMODE(status.st_mode):04o}, so {problem}. "
                 f"Run `chmod go-w {place}`, or install the library where only its owner can write."
             )
+
+
+def _check_build(path: Path, target: Target) -> None:
+    """Raises LibraryMismatchError when the package was installed with another file of this name."""
+    listed = path.with_name(HASHES)
+    try:
+        hashes = json.loads(listed.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # a checkout: the handshake has to do
+    except ValueError as error:
+        raise LibraryMismatchError(f"{listed} cannot be read: {error}. Install the package again.") from error
+    expected = hashes.get(path.name) if isinstance(hashes, dict) else None
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != expected:
+        raise LibraryMismatchError(
+            f"{path} is not loaded: it is of another build than this package. Its SHA-256 is {found}; "
+            f"{listed.name} beside it says {expected}. Install the package again, or set "
+            f"{target.environment_variable} to the library that is meant."
+        )

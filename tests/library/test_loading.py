@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -175,6 +177,61 @@ def test_a_group_may_write_only_beside_its_own_user(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "geteuid", lambda: library.stat().st_uid + 1)
     with pytest.raises(UntrustedLibraryError, match="its group can write"):
         _locate.locate(Target.HOST)
+
+
+def test_a_link_that_anyone_can_turn_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file and its folder are sound; the link that leads there lies in a folder open to all."""
+    folder, links = tmp_path / "lib", tmp_path / "links"
+    for place in (folder, links):
+        place.mkdir(mode=0o755)
+    (folder / "libx.so").touch(mode=0o644)
+    (links / "libx.so").symlink_to(folder / "libx.so")
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(links / "libx.so"))
+    assert _locate.locate(Target.HOST) == folder / "libx.so"
+    links.chmod(0o777)
+    with pytest.raises(UntrustedLibraryError, match="links has mode 0777, so anyone can write"):
+        _locate.locate(Target.HOST)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The library of an installed package, listed in libraries.json."""
+    monkeypatch.delenv("SDPA_CUTLASS_HOST_LIBRARY", raising=False)
+    package = tmp_path / "sdpa_cutlass"
+    package.mkdir(mode=0o755)
+    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
+    library = package / Target.HOST.file_name
+    library.write_bytes(b"the library")
+    library.chmod(0o644)
+    digest = hashlib.sha256(b"the library").hexdigest()
+    (package / _locate.HASHES).write_text(json.dumps({library.name: digest}))
+    return library
+
+
+def test_an_installed_library_is_the_one_that_was_built(installed: Path) -> None:
+    assert _locate.locate(Target.HOST) == installed
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (None, "of another build"),  # another file under the same list
+        ("{}", "says None"),
+        ("[]", "says None"),
+        ("half a fi", "cannot be read"),
+    ],
+)
+def test_a_library_of_another_build_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, installed: Path, listed: str | None, message: str
+) -> None:
+    if listed is None:
+        installed.write_bytes(b"another one")
+    else:
+        installed.with_name(_locate.HASHES).write_text(listed)
+    with pytest.raises(LibraryMismatchError, match=message):
+        _locate.locate(Target.HOST)
+    monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(installed))  # asked for by name
+    assert _locate.locate(Target.HOST) == installed
 
 
 def test_threads_share_one_library(monkeypatch: pytest.MonkeyPatch, build_fake: Build) -> None:

@@ -1,0 +1,79 @@
+"""The problems of the report for any kernel: small and odd ones for every branch, and one of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.registry import KernelInfo
+from tests.kernels.general import Case, Lengths, random_qkv
+from tests.kernels.guard_pages import cases as general_cases
+from tests.kernels.harness import TestedKernel
+from tests.kernels.masks import MASK_DTYPES, random_mask
+
+
+def dense(case: Case) -> Case:
+    """The same values with nothing between the rows, so that a tensor ends where its last row does."""
+    return replace(case, q=case.q.contiguous(), k=case.k.contiguous(), v=case.v.contiguous())
+
+
+def _plain(row: KernelInfo, rows: int, keys: int) -> Iterator[Case]:
+    kernel = TestedKernel("cpu", row)
+    inputs = random_qkv(kernel, rows, keys, batch=1, seed=rows + keys)
+    for causal in kernel.alignments:
+        yield dense(Case(**inputs, causal=causal))
+
+
+def odd_cases(row: KernelInfo) -> Iterator[Case]:
+    """Every option of the kernel at sizes that fill no tile, on the CPU."""
+    if row.is_general:
+        for case in general_cases(TestedKernel("cpu", row)):
+            yield dense(case)
+        return
+    rows, keys = row.block_m + 5, (row.kv_groups + 1) * row.block_n + 9
+    for size in ((1, 1), (rows, keys), (3, keys), (rows, 1)):
+        yield from _plain(row, *size)
+
+
+def few_cases(row: KernelInfo) -> Iterator[Case]:
+    """What a tool that makes kernels a hundred times slower can be given: each code path once."""
+    rows, keys = row.block_m + 5, (row.kv_groups + 1) * row.block_n + 9
+    if not row.is_general:
+        yield from _plain(row, rows, keys)
+        yield next(iter(_plain(row, 1, 1)))
+        return
+    base = _general_base(row, rows, keys)
+    yield base
+    for dtype in MASK_DTYPES:
+        yield replace(base, mask=random_mask(dtype, (rows, keys), "cpu"))
+    yield replace(
+        base,
+        causal=TestedKernel("cpu", row).alignments[-1],
+        lengths_q=Lengths(seqlens=(rows - 3,)),
+        lengths_k=Lengths(seqlens=(keys - 20,)),
+    )
+    yield replace(
+        base,
+        lengths_q=Lengths(cu_seqlens=(0, 20, rows)),
+        lengths_k=Lengths(cu_seqlens=(0, keys - 30, keys)),
+        philox_on_device=row.has_dropout,
+    )
+
+
+def sized_case(row: KernelInfo, *, heads: int, seqlen_q: int, seqlen_k: int, seed: int = 0) -> Case:
+    """One case of any size: causal where the kernel is; a general kernel also gets a mask."""
+    kernel = TestedKernel("cpu", row)
+    if not row.is_general:
+        inputs = random_qkv(kernel, seqlen_q, seqlen_k, batch=1, heads=heads, seed=seed)
+        return dense(Case(**inputs, causal=kernel.alignments[-1]))
+    base = _general_base(row, seqlen_q, seqlen_k, heads=heads, seed=seed)
+    mask = random_mask(MASK_DTYPES[0], (seqlen_q, seqlen_k), "cpu", seed=seed)
+    return replace(base, causal=kernel.alignments[-1], mask=mask)
+
+
+def _general_base(row: KernelInfo, rows: int, keys: int, *, heads: int = 2, seed: int = 0) -> Case:
+    kernel = TestedKernel("cpu", row)
+    inputs = random_qkv(kernel, rows, keys, batch=1, heads=heads, head_dim=row.head_dim - 8, seed=seed)
+    p_dropout = 0.3 if row.has_dropout else 0.0
+    return dense(Case(**inputs, p_dropout=p_dropout, philox=PhiloxState(seed + 1, 2)))
