@@ -17,7 +17,7 @@ CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMA
 CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda host host-asan lint format types check-generated lock clean tools
+.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report wheel-check lock clean tools
 .NOTPARALLEL:
 
 help:
@@ -27,6 +27,9 @@ help:
 	@echo "make host        the CPU library only"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff; mypy"
+	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
+	@echo "make gpu-report  sanitizers, guard pages, streams, graphs, faults on this machine's GPU, in build/gpu_report.json"
+	@echo "make wheel-check installs dist/*.whl in bare environments of every Python found, and runs it"
 	@echo "make format      let ruff format the Python files"
 	@echo "make lock        resolve the pinned packages again (needs uv)"
 	@echo "make clean       remove build/ (the environment in .venv stays)"
@@ -75,6 +78,15 @@ types: $(VENV)/.dev
 check-generated: $(VENV)/.demo
 	@echo "== generated text is fresh"
 	@$(BIN)/python -m generator --check --space release --out build/generated
+
+gates: $(VENV)/.dev
+	@$(BIN)/python -m sdpa_cutlass profile --static --write-gates tests/build/sass_gates.md
+
+gpu-report: $(VENV)/.dev
+	@$(BIN)/python -m tests.gpu_report --out build/gpu_report.json
+
+wheel-check: $(VENV)/.dev
+	@$(BIN)/python cmake/check_wheel.py dist/*.whl
 
 # What pip cannot bring along.
 tools:

@@ -69,7 +69,7 @@ PARTS = (
     Step("parts", "looking a signature up", "cache[same_signature]"),
     Step("parts", "requires grad?", "q.requires_grad or k.requires_grad or v.requires_grad"),
     Step("parts", "allocating out", "torch.empty_like(q)"),
-    Step("parts", "the C struct", "pack(first, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, rest)"),
+    Step("parts", "the C struct", "pack(first, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, 0, rest)"),
     Step("parts", "an empty ctypes call", "kernel_count()"),
     Step("parts", "the library's checks", "can_implement(index, params)"),
 )
@@ -209,7 +209,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "plan": plan, "dry_scale": dry_scale, "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "signature_of": calls.signature_of, "pack": launch._pack, "first": first, "rest": rest,
         "workspace": workspace, "index": index, "sdpa_launch": real,
-        "params": launch._pack(first, *addresses, 0, workspace_address, size, rest),
+        "params": launch._pack(first, *addresses, 0, workspace_address, size, 0, rest),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
         "can_implement": _untyped(library, "sdpa_can_implement"),
         "current_stream": current_stream, "device_index": device_index,

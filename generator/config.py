@@ -6,7 +6,7 @@ threads, shared memory, registers, CTAs per SM, C++ text. No I/O, and no opinion
 
 Name grammar, `_g` only when kv_groups > 1 and `_qreg` only when q_in_regs:
 
-    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_general][_dropout]
+    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_general][_dropout][_split]
     <tile> = m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg]
 
 The C++ headers compute shared memory on their own; each generated unit asserts that both agree.
@@ -122,7 +122,7 @@ _NAME_PATTERN = re.compile(
     rf"(?P<family>{'|'.join(f.value for f in Family)})_(?P<arch>{'|'.join(a.value for a in Arch)})"
     rf"_d(?P<head_dim>{_NUMBER})_(?P<tile>{_TILE_GRAMMAR})"
     rf"_(?P<dtype>{'|'.join(d.value for d in DType)})(?P<causal>_causal)?(?P<general>_general)?"
-    r"(?P<dropout>_dropout)?"
+    r"(?P<dropout>_dropout)?(?P<split>_split)?"
 )
 
 
@@ -209,6 +209,7 @@ class KernelConfig:
     causal: bool  # known when compiled; a general kernel takes it at run time
     general: bool = False  # takes masks, lengths per sequence and smaller head_dims at run time
     dropout: bool = False
+    split: bool = False  # general without masks; CTAs share the keys of a tile, tiles the heads of a key head
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -224,7 +225,13 @@ class KernelConfig:
     @property
     def flags(self) -> tuple[str, ...]:
         """The optional last words of the name."""
-        return ("causal",) * self.causal + ("general",) * self.general + ("dropout",) * self.dropout
+        given = {
+            "causal": self.causal,
+            "general": self.general,
+            "dropout": self.dropout,
+            "split": self.split,
+        }
+        return tuple(flag for flag, is_given in given.items() if is_given)
 
     @property
     def group(self) -> str:
@@ -286,8 +293,9 @@ class KernelConfig:
         """What of the estimate a general kernel needs for masks and dropout; 0 in the others."""
         if self.dropout:
             return DROPOUT_REGISTERS
-        rows = 2 * self.tile.mma_m
-        return rows * _ceil_div(self.tile.block_n, GENERAL_BLOCK_N) * MASK_REGISTERS if self.general else 0
+        if not self.general or self.split:
+            return 0
+        return 2 * self.tile.mma_m * _ceil_div(self.tile.block_n, GENERAL_BLOCK_N) * MASK_REGISTERS
 
     @property
     def ctas_per_sm_by(self) -> dict[str, int]:
@@ -324,11 +332,12 @@ def parse(name: str) -> KernelConfig:
             causal=match["causal"] is not None,
             general=match["general"] is not None,
             dropout=match["dropout"] is not None,
+            split=match["split"] is not None,
         )
         if config.name == name:
             return config
     raise InvalidNameError(
         f"{name!r} is not a kernel name; the grammar is <family>_<arch>_d<head_dim>_m<block_m>n<block_n>"
-        "_s<stages>_w<warps>[_g<kv_groups>][_qreg]_<dtype>[_causal][_general][_dropout], "
+        "_s<stages>_w<warps>[_g<kv_groups>][_qreg]_<dtype>[_causal][_general][_dropout][_split], "
         "for example fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal"
     )

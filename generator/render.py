@@ -113,6 +113,7 @@ def manifest_row(config: KernelConfig) -> dict[str, Any]:
         "is_causal": config.causal,
         "is_general": config.general,
         "has_dropout": config.dropout,
+        "is_split": config.split,
         "smem_bytes": config.smem_bytes if one_kernel else None,
         "ctas_per_sm": config.ctas_per_sm if one_kernel else None,
         "group": config.group,

@@ -87,6 +87,13 @@ def _dropout(c: KernelConfig) -> str | None:
     return _require(c.general or not c.dropout, "only the general kernels have dropout")
 
 
+def _split(c: KernelConfig) -> str | None:
+    return _require(
+        not c.split or (c.general and not c.dropout and c.tile.kv_groups > 1),
+        "a split kernel is general, has KV groups and no dropout",
+    )
+
+
 def _general_causal(c: KernelConfig) -> str | None:
     return _require(not (c.general and c.causal), "a general kernel takes causal at run time")
 
@@ -176,7 +183,9 @@ def _registers(c: KernelConfig) -> str | None:
 
 
 def _unfused_variants(c: KernelConfig) -> str | None:
-    return _require(not c.general and not c.dropout, "the piped family has no masks and no dropout")
+    return _require(
+        not c.general and not c.dropout and not c.split, "the piped family has no masks, dropout or splits"
+    )
 
 
 def _unfused_warps(c: KernelConfig) -> str | None:
@@ -207,6 +216,7 @@ def _rule(name: str, families: frozenset[Family], statement: str, why_not: Predi
 
 RULES: tuple[Rule, ...] = (
     _rule("dropout", FUSED, "dropout only in general kernels", _dropout),
+    _rule("split", FUSED, "split only in general kernels with KV groups, without dropout", _split),
     _rule("general_causal", FUSED, "general and causal exclude each other", _general_causal),
     _rule("head_dim", ALL, "head_dim is a multiple of 16 up to 256, in a GEMM up to 128", _head_dim),
     _rule("warps", FUSED, f"1 to {MAX_WARPS} warps", _warps),
@@ -219,7 +229,9 @@ RULES: tuple[Rule, ...] = (
     _rule("kv_groups_stages", FUSED, "one stage with KV groups", _kv_groups_stages),
     _rule("q_in_regs", FUSED, "Q in registers only without KV groups", _q_in_regs),
     _rule("load", FUSED, "the K and V loads of a KV group cover whole tiles", _load),
-    _rule("unfused_variants", PIPED, "a GEMM is neither general nor has dropout", _unfused_variants),
+    _rule(
+        "unfused_variants", PIPED, "a GEMM is neither general nor split, nor has dropout", _unfused_variants
+    ),
     _rule("unfused_warps", PIPED, "4 or 8 warps in a GEMM", _unfused_warps),
     _rule("unfused_block", PIPED, "GEMM tiles come in steps of 64x64", _unfused_block),
     _rule("unfused_warp_tile", PIPED, "a GEMM's warp has at least 32x32 outputs", _unfused_warp_tile),

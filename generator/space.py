@@ -34,10 +34,10 @@ DTYPES: tuple[DType, ...] = (DType.F16, DType.BF16)
 # head_dim → tiles of the plain fused kernels, causal and not; the first is the one in `smoke`.
 FMHA_FWD_TILES: dict[int, tuple[Tile, ...]] = {
     32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n128_s1_w4_g2"),
-    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2"),
-    80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
-    96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
-    128: tiles("m128n32_s2_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2", "m16n64_s1_w4_g4"),
+    80: tiles("m128n64_s1_w4_qreg", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    96: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    128: tiles("m128n48_s1_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     256: tiles("m128n32_s1_w8", "m64n32_s1_w4"),
 }
 
@@ -54,11 +54,18 @@ FMHA_FWD_GENERAL_TILES: dict[int, tuple[Tile, ...]] = {
 }
 SMOKE_GENERAL_HEAD_DIM = 64
 
+# head_dim → tiles of the split kernels, for few query rows and many keys: general, without masks and dropout.
+# They serve every head_dim up to theirs: memory bounds them, and columns that do not exist cost none of it.
+FMHA_FWD_SPLIT_TILES: dict[int, tuple[Tile, ...]] = {
+    64: tiles("m16n64_s1_w4_g4", "m32n64_s1_w8_g4"),
+    128: tiles("m16n32_s1_w4_g4", "m32n32_s1_w8_g4"),
+}
+
 # Tiles of the unfused GEMMs, for every head_dim of FMHA_FWD_TILES up to 128; the last is the one in `smoke`.
 UNFUSED_TILES: tuple[Tile, ...] = tiles("m128n128_s3_w4", "m64n64_s4_w4")
 
 # The sweep, for every head_dim of FMHA_FWD_TILES. Warps and KV groups go with every block.
-SWEEP_BLOCK_M = (32, 64, 96, 128)
+SWEEP_BLOCK_M = (16, 32, 64, 96, 128)
 SWEEP_BLOCK_N = (32, 48, 64, 80, 96, 112, 128)
 SWEEP_STAGES = (1, 2, 3)
 SWEEP_WARPS = (2, 4, 6, 8)
@@ -105,12 +112,14 @@ class Tables:
     fmha_fwd_tiles: Mapping[int, Sequence[Tile]]
     unfused_tiles: Sequence[Tile]
     fmha_fwd_general_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
+    fmha_fwd_split_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
 
 
 TABLES = Tables(
     fmha_fwd_tiles=FMHA_FWD_TILES,
     unfused_tiles=UNFUSED_TILES,
     fmha_fwd_general_tiles=FMHA_FWD_GENERAL_TILES,
+    fmha_fwd_split_tiles=FMHA_FWD_SPLIT_TILES,
 )
 
 
@@ -121,10 +130,12 @@ class Variant:
     causal: bool = False
     general: bool = False
     dropout: bool = False
+    split: bool = False
 
 
 PLAIN = (Variant(), Variant(causal=True))
 GENERAL = (Variant(general=True), Variant(general=True, dropout=True))
+SPLIT = (Variant(general=True, split=True),)
 
 
 def build(name: str, tables: Tables = TABLES) -> Space:
@@ -133,8 +144,8 @@ def build(name: str, tables: Tables = TABLES) -> Space:
 
 
 def _smoke(tables: Tables) -> Space:
-    """Every head_dim once in each dtype, one of the two causal; one kernel with KV groups; one general tile;
-    the piped rows.
+    """Every head_dim once in each dtype, one of the two causal; one kernel with KV groups; one general tile
+    and one split; the piped rows.
     """
     fused: list[KernelConfig] = []
     for i, (head_dim, head_dim_tiles) in enumerate(sorted(tables.fmha_fwd_tiles.items())):
@@ -154,13 +165,19 @@ def _smoke(tables: Tables) -> Space:
         fused += _kernels(Family.FMHA_FWD, head_dim, (tile,), dtypes=(DType.F16,), variants=causal)
     general_tiles = tables.fmha_fwd_general_tiles.get(SMOKE_GENERAL_HEAD_DIM, ())
     fused += _kernels(Family.FMHA_FWD, SMOKE_GENERAL_HEAD_DIM, general_tiles[:1], variants=GENERAL)
+    split_tiles = tables.fmha_fwd_split_tiles.get(SMOKE_GENERAL_HEAD_DIM, ())
+    fused += _kernels(Family.FMHA_FWD, SMOKE_GENERAL_HEAD_DIM, split_tiles[:1], variants=SPLIT)
     return _listed("smoke", [*fused, *_unfused(tables, tables.unfused_tiles[-1:])])
 
 
 def _release(tables: Tables) -> Space:
     fused = [
         config
-        for table, variants in ((tables.fmha_fwd_tiles, PLAIN), (tables.fmha_fwd_general_tiles, GENERAL))
+        for table, variants in (
+            (tables.fmha_fwd_tiles, PLAIN),
+            (tables.fmha_fwd_general_tiles, GENERAL),
+            (tables.fmha_fwd_split_tiles, SPLIT),
+        )
         for head_dim, head_dim_tiles in table.items()
         for config in _kernels(Family.FMHA_FWD, head_dim, head_dim_tiles, variants=variants)
     ]
@@ -212,6 +229,7 @@ def _kernels(
             causal=variant.causal,
             general=variant.general,
             dropout=variant.dropout,
+            split=variant.split,
         )
 
 

@@ -28,7 +28,7 @@ from .errors import (
     UnsupportedError,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 
@@ -64,6 +64,7 @@ class Params(ctypes.Structure):
         ("softmax_lse", c_void_p),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+        ("split_arrivals", c_void_p),
         ("q_stride", c_int64 * 3),
         ("k_stride", c_int64 * 3),
         ("v_stride", c_int64 * 3),
@@ -83,6 +84,7 @@ class Params(ctypes.Structure):
         ("total_q", c_int32),
         ("total_k", c_int32),
         ("causal_bottom_right", c_int32),
+        ("num_splits", c_int32),
     ]
 
 
@@ -105,6 +107,7 @@ class RawKernelInfo(ctypes.Structure):
         ("is_causal", c_int32),
         ("is_general", c_int32),
         ("has_dropout", c_int32),
+        ("is_split", c_int32),
         ("smem_bytes", c_int32),
         ("ctas_per_sm", c_int32),
     ]

@@ -11,11 +11,13 @@ units of an SM:
 The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
 latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their plain
 twins, and masks and dropout add instructions to every score; kernels compute on their own head_dim, however
-much of it is used. Lengths are unknown here: sequences count as full. The constants were fitted to
-measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 32x32 to 128x64 with 1 to 4 groups:
-5.0 to 10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs); tests/library/test_select.py lists them and holds
-the model within 13 %. Those of general kernels are estimates. What counts is the ranking: other cards enter
-only through their rates.
+much of it is used. Split kernels pack the query heads of a key head into their tiles, and when several
+CTAs share a tile, they meet in global memory at the end. Lengths are unknown here: sequences count as
+full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles
+32x32 to 128x64 with 1 to 4 groups: 5.0 to 10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs);
+tests/library/test_select.py lists them and holds the model within 13 %. What splitting costs comes from
+decoding (1 query, 4096 and 8192 keys, 2.8 to 4.4 TB/s of K and V on the same card). The constants of
+general kernels are estimates. What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -47,18 +49,26 @@ _LOGIT_BYTES = 4  # read once and written once, in 16 bits
 _GENERAL_SLOWDOWN = 1.04
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
+_SPLIT_CYCLES = 5000  # partial results to memory, a counter, and all of them back
+_PART_BYTES = 4  # of an element of O in the workspace
+_MAX_SPLITS = 64
+_MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 _MAX_SAMPLES = 64  # rows of CTAs looked at to average a causal mask
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time."""
+    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time.
+
+    `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
+    """
 
     ctas: int
     waves: float
     useful: float
     cycles: float
     microseconds: float
+    num_splits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +96,21 @@ def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estima
 
 
 def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
-    m_blocks = _ceil_div(problem.seqlen_q, kernel.block_m)
-    ctas = m_blocks * problem.batch * problem.num_heads_q
-    blocks = _visible_blocks(kernel, problem, m_blocks)
-    rounds = [_ceil_div(count, kernel.kv_groups) for count in blocks]
+    packed = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # heads in a tile
+    m_blocks = _ceil_div(problem.seqlen_q * packed, kernel.block_m)
+    tiles = m_blocks * problem.batch * problem.num_heads_q // packed
+    blocks = _visible_blocks(kernel, problem, m_blocks, packed)
+    work = _work(kernel, problem, device)
+    meeting = _PART_BYTES * min(kernel.block_m, problem.seqlen_q * packed) * kernel.head_dim
+    split_cycles = meeting / _L2_BYTES_PER_CLOCK  # the last CTA reads the part of each
+    num_splits = 0
+    if kernel.is_split:
+        num_splits = _num_splits(kernel, tiles, max(blocks), work.cycles(1), split_cycles, device)
+    ctas = tiles * max(num_splits, 1)
+    rounds = [_ceil_div(count, kernel.kv_groups * max(num_splits, 1)) for count in blocks]
     mean_rounds = sum(rounds) / len(rounds)
 
-    scores = kernel.block_m * kernel.block_n * kernel.kv_groups
-    kv_bytes = 4 * kernel.block_n * kernel.head_dim
     q_bytes = 2 * kernel.block_m * kernel.head_dim
-    q_reads = 0 if kernel.q_in_regs else kernel.kv_groups * q_bytes
-    alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
-    if problem.mask is not None:
-        alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
-        mask_bytes = scores * problem.mask.itemsize
-    if problem.has_dropout:
-        alu_per_score += _DROPOUT_ALU_PER_SCORE
-    work = _Work(
-        mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
-        softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
-        smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
-        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / _L2_BYTES_PER_CLOCK,
-        warps=kernel.warps,
-    )
     merge = 0.0
     if kernel.kv_groups > 1:  # accumulators through shared memory, written and read
         merge_bytes = 8 * kernel.kv_groups * kernel.block_m * (kernel.head_dim + 8)
@@ -122,10 +124,50 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
 
     cycles = _spread(ctas, kernel.ctas_per_sm, device.sms, ends, body)
     longest = ends + max(rounds) * work.cycles(1) + merge
-    computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n
+    computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
     useful = _visible_scores(problem) / max(computed, 1)
     cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
-    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device)
+    if num_splits > 1:
+        cycles += _SPLIT_CYCLES + split_cycles * num_splits
+    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device, num_splits)
+
+
+def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
+    scores = kernel.block_m * kernel.block_n * kernel.kv_groups
+    kv_bytes = 4 * kernel.block_n * kernel.head_dim
+    q_reads = 0 if kernel.q_in_regs else 2 * kernel.kv_groups * kernel.block_m * kernel.head_dim
+    alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
+    if problem.mask is not None:
+        alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
+        mask_bytes = scores * problem.mask.itemsize
+    if problem.has_dropout:
+        alu_per_score += _DROPOUT_ALU_PER_SCORE
+    return _Work(
+        mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
+        softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
+        smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
+        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / _L2_BYTES_PER_CLOCK,
+        warps=kernel.warps,
+    )
+
+
+def _num_splits(
+    kernel: KernelInfo, tiles: int, blocks: int, round_cycles: float, split_cycles: float, device: DeviceInfo
+) -> int:
+    """The CTAs for each tile that should be fastest, of those that fill the card at most once.
+
+    Every KV group keeps a block, and the statistics of all splits have to fit shared memory, where they meet.
+    """
+    room = kernel.smem_bytes // (8 * kernel.block_m)
+    most = min(device.sms // tiles, blocks // kernel.kv_groups, room, _MAX_SPLITS)
+    if tiles > _MAX_SPLIT_TILES or most < 2:
+        return 1
+
+    def cycles(num_splits: int) -> float:
+        meeting = _SPLIT_CYCLES + split_cycles * num_splits if num_splits > 1 else 0.0
+        return _ceil_div(blocks, num_splits * kernel.kv_groups) * round_cycles + meeting
+
+    return min(range(1, most + 1), key=cycles)
 
 
 def _unfused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
@@ -170,20 +212,25 @@ def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[
     return cycles
 
 
-def _result(ctas: int, kernel: KernelInfo, useful: float, cycles: float, device: DeviceInfo) -> Estimate:
+def _result(
+    ctas: int, kernel: KernelInfo, useful: float, cycles: float, device: DeviceInfo, num_splits: int = 0
+) -> Estimate:
     waves = ctas / (device.sms * kernel.ctas_per_sm)
-    return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3))
+    return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3), num_splits)
 
 
-def _visible_blocks(kernel: KernelInfo, problem: Problem, m_blocks: int) -> list[int]:
-    """Key blocks that a row of CTAs has to visit, for at most _MAX_SAMPLES evenly spaced rows of CTAs."""
+def _visible_blocks(kernel: KernelInfo, problem: Problem, m_blocks: int, packed: int) -> list[int]:
+    """Key blocks that a row of tiles has to visit, for at most _MAX_SAMPLES evenly spaced rows of tiles.
+
+    `packed` neighbouring rows of a tile are the same position.
+    """
     if not problem.is_causal:
         return [_ceil_div(problem.seqlen_k, kernel.block_n)]
     step = _ceil_div(m_blocks, _MAX_SAMPLES)
     counts = []
     for m_block in range(m_blocks - 1, -1, -step):
-        last_row = min((m_block + 1) * kernel.block_m, problem.seqlen_q) - 1
-        keys = min(max(last_row + problem.causal_offset + 1, 0), problem.seqlen_k)
+        last_row = min((m_block + 1) * kernel.block_m, problem.seqlen_q * packed) - 1
+        keys = min(max(last_row // packed + problem.causal_offset + 1, 0), problem.seqlen_k)
         counts.append(_ceil_div(keys, kernel.block_n))
     return counts
 

@@ -39,7 +39,8 @@ HOST = DeviceInfo(
 )
 
 
-def _mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
+def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
+    """What mma.sync does on one SM, with fp16 operands and fp32 accumulation."""
     if compute_capability == (8, 0):
         return 2048
     if compute_capability >= (9, 0) and "GeForce" not in name:
@@ -60,7 +61,7 @@ def cuda_device(index: int) -> DeviceInfo:
         name=properties.name,
         compute_capability=capability,
         sms=properties.multi_processor_count,
-        mma_flops_per_clock=_mma_flops_per_clock(capability, properties.name),
+        mma_flops_per_clock=mma_flops_per_clock(capability, properties.name),
     )
 
 

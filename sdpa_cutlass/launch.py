@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ._c_api import Library, Params, library
 from ._locate import Target
+from .arrivals import arrival_counters, prepare_counters
 from .checks import kernel_strides
 from .device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
 from .dropout import PhiloxState
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 _WORKSPACE_ALIGNMENT = 256
 
 # sdpa_params in pieces. Those that change from call to call are words of 8 bytes: q, k, v, out, softmax_lse,
-# workspace and workspace_bytes; among the extras mask, then what `_extra_words` gives behind it.
+# workspace, workspace_bytes and split_arrivals; among the extras mask, then what `_extra_words` gives behind.
 _SIZE, _FIRST, _STRIDES = ctypes.sizeof(Params), Params.q.offset, Params.q_stride.offset
 _MASK, _MASK_FORM = Params.mask.offset, Params.mask_stride.offset
 _PHILOX, _TOTALS = Params.philox_seed.offset, Params.total_q.offset
-_pack = struct.Struct(f"{_FIRST}s7P{_SIZE - _STRIDES}s").pack  # P, not Q: 0.05 µs less
+_pack = struct.Struct(f"{_FIRST}s8P{_SIZE - _STRIDES}s").pack  # P, not Q: 0.05 µs less
 _pack_rest = struct.Struct(f"{_MASK - _STRIDES}sP{_PHILOX - _MASK_FORM}s7P{_SIZE - _TOTALS}s").pack
 
 _MAX_STREAMS = 1024
@@ -129,6 +130,7 @@ class Plan:
     ) -> None:
         self.kernel = kernel
         self.problem = problem
+        self.num_splits = params.num_splits
         self.workspace_bytes = library.workspace_bytes(kernel.index, params)
         self._library = library
         image = bytes(params)
@@ -143,6 +145,8 @@ class Plan:
         )
         self._fixed = image[_STRIDES:_MASK], image[_MASK_FORM:_PHILOX], image[_TOTALS:]  # of the last piece
         library.prepare(kernel.index, device.index)
+        if self.num_splits > 1 and device.target is Target.CUDA:
+            prepare_counters(device.index)
 
     def launch(
         self,
@@ -176,18 +180,21 @@ class Plan:
     ) -> None:
         """`launch` for callers that have the inputs' addresses. `rest`: sdpa_params from its strides on."""
         launch, current_stream, index, device, workspace_bytes, first, known_rest = self._ready
-        workspace, address, stream = None, 0, None
-        if workspace_bytes:
-            workspace, address = self._allocate_workspace(out)
+        workspace, address, arrivals, handle, stream = None, 0, 0, 0, None
         if current_stream is not None:
             handle = current_stream(device)
             stream = _streams.get(handle)
             if stream is None:
                 stream = _keep_stream(handle)
+        if workspace_bytes:
+            workspace, address = self._allocate_workspace(out)
+            if self.num_splits > 1:
+                arrivals = arrival_counters(out.device, handle)
         lse = 0 if softmax_lse is None else softmax_lse.data_ptr()
         params = _pack(
-            first, query, key, value, out.data_ptr(), lse, address, workspace_bytes, rest or known_rest
-        )
+            first, query, key, value, out.data_ptr(), lse,
+            address, workspace_bytes, arrivals, rest or known_rest,
+        )  # fmt: skip
         status = launch(index, params, device, stream)
         del workspace  # torch's allocator reuses it in stream order
         if status:

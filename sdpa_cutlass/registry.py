@@ -28,7 +28,9 @@ class KernelInfo:
     """One row of the registry. ``index`` is its place in the library that it was read from.
 
     A plain row has its own head_dim and `is_causal` and nothing else; a row with `is_general` takes causal or
-    not, masks, lengths per sequence, and any head dimensions up to its own.
+    not, masks, lengths per sequence, and any head dimensions up to its own. One with `is_split` is general
+    but takes no masks: its tiles hold the rows of all query heads of a key head, and several CTAs may share
+    the keys of a tile.
     """
 
     index: int
@@ -46,6 +48,7 @@ class KernelInfo:
     is_causal: bool
     is_general: bool
     has_dropout: bool
+    is_split: bool
     smem_bytes: int
     ctas_per_sm: int
 
@@ -92,6 +95,7 @@ def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
                 is_causal=bool(raw.is_causal),
                 is_general=bool(raw.is_general),
                 has_dropout=bool(raw.has_dropout),
+                is_split=bool(raw.is_split),
                 smem_bytes=raw.smem_bytes,
                 ctas_per_sm=raw.ctas_per_sm,
             )

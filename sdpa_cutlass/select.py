@@ -3,8 +3,9 @@
 `SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to the kernels whose names match. It is read once, at
 the first choice of the process, and leaves a family alone when only names of the other one match. General
 kernels come behind the plain ones that can run a problem: they are slower, and are only needed by problems
-with a mask, dropout, lengths or a head_dim of their own. Rankings and measured rows are cached for each
-problem and device; whether the library accepts the strides at hand is asked anew for every signature.
+with a mask, dropout, lengths or a head_dim of their own. Split kernels compete with the plain ones where they
+have something to gain: query heads to pack or keys to share out. Rankings and measured rows are cached for
+each problem and device; whether the library accepts the strides at hand is asked anew for every signature.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
             found.append("takes no mask")
         if problem.has_lengths:
             found.append("takes no lengths")
+    if kernel.is_split and problem.mask is not None:
+        found.append("takes no mask")
     if kernel.has_dropout != problem.has_dropout:
         found.append("applies dropout" if kernel.has_dropout else "applies no dropout")
     return found
@@ -132,11 +135,18 @@ def ranking(
             for kernel in read_kernels(library)
             if kernel.family is family and not mismatches(kernel, problem)
         ]
-        found = tuple(sorted(legal, key=lambda pair: (pair[0].is_general, pair[1].cycles, pair[0].name)))
+        found = tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem)))
         if len(_rankings) >= _MAX_RANKINGS:
             _rankings.clear()
         _rankings[key] = found
     return found
+
+
+def order(kernel: KernelInfo, cost: Estimate, problem: Problem) -> tuple[bool, float, str]:
+    """Sorts a ranking. Where plain kernels can run, general ones are behind, unless splitting has a gain."""
+    gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
+    is_behind = kernel.is_general and problem.is_plain and not gains
+    return is_behind, cost.cycles, kernel.name
 
 
 def choose(
@@ -150,10 +160,11 @@ def choose(
 ) -> Choice:
     """The kernel of `family` for `problem` with the strides and addresses of `params`.
 
-    With `name`, that very kernel. Raises ArgumentError for an unknown name, NoKernelError when none is legal.
+    Writes num_splits of `params`, as the kernel needs it. With `name`, that very kernel. Raises ArgumentError
+    for an unknown name, NoKernelError when none is legal.
     """
     if name is not None:
-        return Choice(_named(library, problem, family, params, name), "named by the caller")
+        return Choice(_named(library, problem, family, device, params, name), "named by the caller")
     pattern = forced_pattern()
     forced = _forced(library, family, pattern) if pattern else None
     legal = ranking(library, problem, family, device)
@@ -163,7 +174,8 @@ def choose(
     if forced is None and family is Family.FMHA_FWD:
         tuned = tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
-    for kernel, _ in sorted(legal, key=lambda pair: pair[0].name != fastest):
+    for kernel, cost in sorted(legal, key=lambda pair: pair[0].name != fastest):
+        params.num_splits = cost.num_splits
         if library.refusal(kernel.index, params) is None:
             if forced is not None:
                 return Choice(kernel, f"{FORCE_VARIABLE}={pattern}")
@@ -173,7 +185,7 @@ def choose(
     if forced is not None:
         pool = [kernel for kernel in pool if kernel.name in forced]
         what = f"{FORCE_VARIABLE}={pattern}: none of the {len(pool)} kernels that match can run {problem}"
-    raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, params)}")
+    raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, device, params)}")
 
 
 def candidates(
@@ -182,23 +194,29 @@ def candidates(
     """Every kernel of `family`: the legal ones in the order of `ranking`, then the others, nearest first."""
     estimates = {kernel.index: cost for kernel, cost in ranking(library, problem, family, device)}
     found = [
-        Candidate(kernel, refusal(library, kernel, problem, params), estimates.get(kernel.index))
+        Candidate(kernel, refusal(library, kernel, problem, device, params), estimates.get(kernel.index))
         for kernel in read_kernels(library)
         if kernel.family is family
     ]
 
-    def order(candidate: Candidate) -> tuple[bool, bool, float, int]:
+    def placed(candidate: Candidate) -> tuple[bool, int, tuple[bool, float, str]]:
         kernel = candidate.kernel
         if candidate.refusal is not None or candidate.estimate is None:
-            return True, False, 0.0, _distance(kernel, problem)
-        return False, kernel.is_general, candidate.estimate.cycles, 0
+            return True, _distance(kernel, problem), (False, 0.0, "")
+        return False, 0, order(kernel, candidate.estimate, problem)
 
-    return sorted(found, key=order)
+    return sorted(found, key=placed)
 
 
-def refusal(library: Library, kernel: KernelInfo, problem: Problem, params: Params) -> str | None:
-    """Why `kernel` cannot run this problem, or None."""
-    return "; ".join(mismatches(kernel, problem)) or library.refusal(kernel.index, params)
+def refusal(
+    library: Library, kernel: KernelInfo, problem: Problem, device: DeviceInfo, params: Params
+) -> str | None:
+    """Why `kernel` cannot run this problem, or None. Writes num_splits of `params`."""
+    found = mismatches(kernel, problem)
+    if found:
+        return "; ".join(found)
+    params.num_splits = estimate(kernel, problem, device).num_splits
+    return library.refusal(kernel.index, params)
 
 
 @functools.lru_cache(maxsize=1)
@@ -217,11 +235,13 @@ def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
     return {kernel.name for kernel in matching if kernel.family is family} or None
 
 
-def _named(library: Library, problem: Problem, family: Family, params: Params, name: str) -> KernelInfo:
+def _named(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params, name: str
+) -> KernelInfo:
     pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
     for kernel in pool:
         if kernel.name == name:
-            reason = refusal(library, kernel, problem, params)
+            reason = refusal(library, kernel, problem, device, params)
             if reason is not None:
                 raise NoKernelError(f"kernel={name!r} cannot run {problem}: {reason}")
             return kernel
@@ -235,7 +255,9 @@ def _close_names(name: str, kernels: Iterable[KernelInfo]) -> str:
     return " Nearest: " + ", ".join(near) if near else ""
 
 
-def _nearest(library: Library, pool: list[KernelInfo], problem: Problem, params: Params) -> str:
+def _nearest(
+    library: Library, pool: list[KernelInfo], problem: Problem, device: DeviceInfo, params: Params
+) -> str:
     if not pool:
         return "The library has no kernel of this family."
     served = ", ".join(str(size) for size in sorted({row.head_dim for row in pool if not row.is_general}))
@@ -244,7 +266,7 @@ def _nearest(library: Library, pool: list[KernelInfo], problem: Problem, params:
         served += f"{', and' if served else ''} up to {max(general)} with general kernels"
     lines = [f"Its kernels serve head_dim {served}. Nearest:"]
     for kernel in sorted(pool, key=lambda kernel: _distance(kernel, problem))[:_NEAREST]:
-        lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, params)}")
+        lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, device, params)}")
     return "\n".join(lines)
 
 

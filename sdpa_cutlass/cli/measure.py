@@ -82,7 +82,7 @@ def measure(case: Case, settings: Settings) -> list[Row]:
     }
     visible = 1.0
     try:
-        inputs = _input_sets(case, settings)
+        inputs = input_sets(case, settings)
         visible = inputs[0].conditions.visible
         _add_references(entries, case, inputs[0], settings)
     except Exception as error:
@@ -123,7 +123,7 @@ def measure(case: Case, settings: Settings) -> list[Row]:
     ]
 
 
-def _input_sets(case: Case, settings: Settings) -> list[Operands]:
+def input_sets(case: Case, settings: Settings) -> list[Operands]:
     """Input sets that the calls rotate over: as many as fit into a quarter of the L2 cache.
 
     No call finds its own inputs where the last one left them, yet small problems read them from L2, as they

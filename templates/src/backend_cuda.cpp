@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 namespace sdpa::backend {
@@ -73,6 +74,19 @@ Status earlier_fault(cudaError_t error) {
                      cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
+// With CUDA_LAUNCH_BLOCKING=1 a launch returns when its kernel is done, so a fault that it reports is the kernel's own.
+// Not while a graph is captured: nothing runs then.
+bool launch_blocks(void *stream) {
+  static const bool is_set = [] {
+    const char *const value = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return value != nullptr && value[0] == '1';
+  }();
+  if (!is_set) return false;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) == cudaSuccess &&
+         capture == cudaStreamCaptureStatusNone;
+}
+
 // Without this attribute a launch with more dynamic shared memory is refused.
 constexpr int kSmemWithoutAttribute = 48 * 1024;
 
@@ -106,11 +120,13 @@ int cuda_runtime_version() { return CUDART_VERSION; }
 Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
-  const cudaError_t before = cudaPeekAtLastError();
+  const bool blocks = launch_blocks(stream);
+  cudaError_t before = cudaPeekAtLastError();
+  if (before == cudaSuccess && blocks) before = cudaFree(nullptr);  // tells of a context that is already broken
   if (before != cudaSuccess) return earlier_fault(before);
   Status status = load_once(index, row, device);
   if (status.ok()) status = row.launch(params, stream);
-  if (status.code == SDPA_CUDA_ERROR) {
+  if (status.code == SDPA_CUDA_ERROR && !blocks) {
     // A launch is asynchronous: a context that is already broken was broken by earlier work.
     const cudaError_t sticky = cudaFree(nullptr);
     if (sticky != cudaSuccess) return earlier_fault(sticky);

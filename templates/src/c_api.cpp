@@ -200,6 +200,9 @@ Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
                        dtype_name(params.dtype), dtype_name(info.dtype));
   const Status status = info.is_general ? check_general(info, params) : check_is_plain(info, params);
   if (!status.ok()) return status;
+  if (!info.is_split && params.num_splits != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "%s: num_splits is %d; only split kernels take it", info.name,
+                       params.num_splits);
   if ((params.p_dropout > 0.0f) != (info.has_dropout != 0))
     return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
                        static_cast<double>(params.p_dropout), info.has_dropout ? "more than 0" : "0 only");
@@ -224,6 +227,11 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
     if (tensor.pointer == nullptr) return null_argument(tensor.name);
   const Status status = check_element_alignment("softmax_lse", params.softmax_lse, sizeof(float));
   if (!status.ok()) return status;
+  if (params.num_splits > 1) {
+    if (params.split_arrivals == nullptr) return null_argument("split_arrivals");
+    const Status aligned = check_element_alignment("split_arrivals", params.split_arrivals, sizeof(uint32_t));
+    if (!aligned.ok()) return aligned;
+  }
   const uint64_t needed = row.workspace_bytes(params);
   if (needed == 0) return {};
   if (params.workspace == nullptr || params.workspace_bytes < needed)

@@ -72,7 +72,7 @@ def test_input_sets_of_a_cold_problem(monkeypatch: pytest.MonkeyPatch, l2_bytes:
     case = dataclasses.replace(ONE, suite="decode", seqlen_k=1200, batch=1)
     assert -(-4 * 2**20 // case.problem().bytes) == 7
     settings = Settings(device=torch.device("cuda"), dtype="f16", providers=[], seed=0, repeats=1)
-    measure._input_sets(case, settings)
+    measure.input_sets(case, settings)
     assert len(made_sets) == sets
 
 

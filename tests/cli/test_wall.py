@@ -90,7 +90,7 @@ def test_only_what_the_gpu_finishes_quickly_is_timed_so(monkeypatch: pytest.Monk
     case = suites.square("t", 1, 2, 64, 32)[0]
     qkv = random_qkv(case, dtype=torch.float16, device=CPU, seed=0)
     operands = Operands(qkv, make_conditions(case, dtype=torch.float16, device=CPU, seed=0))
-    monkeypatch.setattr(measure, "_input_sets", lambda case, settings: [operands])
+    monkeypatch.setattr(measure, "input_sets", lambda case, settings: [operands])
     monkeypatch.setattr(measure, "time_on_gpu", time_on_gpu)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     settings = measure.Settings(

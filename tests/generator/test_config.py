@@ -28,6 +28,7 @@ any_config = st.builds(
     causal=st.booleans(),
     general=st.booleans(),
     dropout=st.booleans(),
+    split=st.booleans(),
 )
 # Configs near what the rules allow, so that properties of legal ones are met often.
 sane_tiles = st.builds(
@@ -87,10 +88,12 @@ def test_name_follows_the_grammar() -> None:
         causal=True,
         general=True,
         dropout=True,
+        split=True,
     )
-    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_general_dropout"
-    assert replace(c, causal=False).name.endswith("_bf16_general_dropout")
-    assert replace(c, general=False, dropout=False).name.endswith("_bf16_causal")
+    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_general_dropout_split"
+    assert replace(c, causal=False, split=False).name.endswith("_bf16_general_dropout")
+    assert replace(c, causal=False, dropout=False).name.endswith("_bf16_general_split")
+    assert replace(c, general=False, dropout=False, split=False).name.endswith("_bf16_causal")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,8 @@ def test_name_follows_the_grammar() -> None:
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_causal",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_causal",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_general",
+        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_split_general",
+        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_split_dropout",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal ",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16\n",
         "fmha_fwd_sm89_d64_m128n64_s٢_w4_f16",  # a digit, but not an ASCII one
@@ -177,6 +182,12 @@ def test_registers_of_general_kernels(tile: str, mask_registers: int) -> None:
     assert plain.accumulator_registers == general.accumulator_registers == dropout.accumulator_registers
 
 
+def test_split_kernels_need_no_registers_for_masks() -> None:
+    plain = _fused("m32n64_s1_w8_g4", 64)
+    split = replace(plain, general=True, split=True)
+    assert (split.registers, split.ctas_per_sm) == (plain.registers, plain.ctas_per_sm)
+
+
 def test_masks_can_cost_a_cta() -> None:
     plain = _fused("m64n96_s1_w4", 32)
     general = replace(plain, general=True)
@@ -220,12 +231,13 @@ def test_promised_ctas_fit_one_sm() -> None:
 @given(sane_config)
 def test_resources_do_not_depend_on_the_variant(c: KernelConfig) -> None:
     """One unit holds all variants and asserts shared memory once; masks and dropout cost registers."""
-    for dtype, causal, general, dropout in product(DType, *[(False, True)] * 3):
-        other = replace(c, dtype=dtype, causal=causal, general=general, dropout=dropout)
+    for dtype, causal, general, dropout, split in product(DType, *[(False, True)] * 4):
+        other = replace(c, dtype=dtype, causal=causal, general=general, dropout=dropout, split=split)
         assert other.unit == c.unit
         assert other.smem_bytes == c.smem_bytes
         assert other.ctas_per_sm <= c.ctas_per_sm
-        assert general or dropout or other.ctas_per_sm == c.ctas_per_sm
+        has_masks = general and not split
+        assert has_masks or dropout or other.ctas_per_sm == c.ctas_per_sm
 
 
 @given(any_config)

@@ -22,6 +22,24 @@ EXAMPLES = [
         "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal",
     ),
     (
+        "split",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_split",
+        "a split kernel is general",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_general_split",
+    ),
+    (
+        "split",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_general_dropout_split",
+        "no dropout",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_general_dropout",
+    ),
+    (
+        "split",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general_split",
+        "has KV groups",
+        "fmha_fwd_sm89_d64_m16n64_s1_w4_g4_f16_general_split",
+    ),
+    (
         "general_causal",
         "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal_general",
         "run time",
@@ -77,8 +95,14 @@ EXAMPLES = [
     (
         "unfused_variants",
         "unfused_sm89_d64_m64n64_s3_w4_f16_dropout",
-        "no dropout",
+        "dropout or splits",
         "unfused_sm89_d64_m64n64_s3_w4_f16_causal",
+    ),
+    (
+        "unfused_variants",
+        "unfused_sm89_d64_m64n64_s3_w4_f16_split",
+        "or splits",
+        "unfused_sm89_d64_m64n64_s3_w4_bf16",
     ),
     ("unfused_warps", "unfused_sm89_d64_m64n128_s3_w2_f16", "2", "unfused_sm89_d64_m64n128_s3_w4_f16"),
     ("unfused_block", "unfused_sm89_d64_m96n128_s3_w4_f16", "96", "unfused_sm89_d64_m128n128_s3_w4_f16"),

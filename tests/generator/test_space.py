@@ -18,6 +18,7 @@ from generator.space import IllegalTileError, Tables, build, tiles
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 UNFUSED_HEAD_DIMS = (32, 64, 80, 96, 128)
+SPLIT_HEAD_DIMS = (64, 128)
 ROOT = Path(space.__file__).parent.parent
 
 
@@ -41,14 +42,17 @@ def test_every_kernel_is_legal_listed_once_and_sorted(name: str) -> None:
 def test_release_is_the_whole_product_of_its_tables() -> None:
     kernels = build("release").kernels
     for head_dim in HEAD_DIMS:
-        fused = {c.tile for c in kernels if c.family is Family.FMHA_FWD and c.head_dim == head_dim}
-        assert 2 <= len(fused) <= 4, f"compile time: head_dim {head_dim} has {len(fused)} tiles"
+        fused = [c for c in kernels if c.family is Family.FMHA_FWD and c.head_dim == head_dim]
+        split, others = ({c.tile for c in fused if c.split is is_split} for is_split in (True, False))
+        assert 2 <= len(others) <= 5, f"compile time: head_dim {head_dim} has {len(others)} tiles"
+        assert len(split - others) <= 2, f"compile time: head_dim {head_dim} has {len(split)} split tiles"
     due = set()
-    for table, variants in (
-        (space.FMHA_FWD_TILES, [(), ("causal",)]),
-        (space.FMHA_FWD_GENERAL_TILES, [("general",), ("general", "dropout")]),
+    for table, head_dims, variants in (
+        (space.FMHA_FWD_TILES, HEAD_DIMS, [(), ("causal",)]),
+        (space.FMHA_FWD_GENERAL_TILES, HEAD_DIMS, [("general",), ("general", "dropout")]),
+        (space.FMHA_FWD_SPLIT_TILES, SPLIT_HEAD_DIMS, [("general", "split")]),
     ):
-        assert set(table) == set(HEAD_DIMS)
+        assert set(table) == set(head_dims)
         listed = [(Family.FMHA_FWD, head_dim, tile) for head_dim in table for tile in table[head_dim]]
         due |= {(*row, dtype, flags) for row, dtype, flags in product(listed, DType, variants)}
     due |= set(product([Family.UNFUSED], UNFUSED_HEAD_DIMS, space.UNFUSED_TILES, DType, [(), ("causal",)]))
@@ -78,13 +82,14 @@ def test_release_has_a_small_grid_kernel_and_piped_tiles_for_each_head_dim() -> 
 
 def test_smoke_is_a_handful_that_touches_every_axis() -> None:
     fused = [c for c in build("smoke").kernels if c.family is Family.FMHA_FWD]
-    assert len(fused) <= 17
+    assert len(fused) <= 19
     assert {(c.head_dim, c.dtype) for c in fused} == set(product(HEAD_DIMS, DType))
     assert {(c.head_dim, c.causal) for c in fused} == set(product(HEAD_DIMS, (False, True)))
     assert {(c.dtype, c.causal) for c in fused} == set(product(DType, (False, True)))
     assert {c.tile.kv_groups > 1 for c in fused} == {False, True}
-    general = [c for c in fused if c.general]
+    general = [c for c in fused if c.general and not c.split]
     assert {(c.dtype, c.dropout) for c in general} == set(product(DType, (False, True)))
+    assert {c.dtype for c in fused if c.split} == set(DType)
     assert {c.unit for c in general} <= {c.unit for c in fused if not c.general}  # no unit of their own
     release = {c.name for c in build("release").kernels}
     assert {c.name for c in build("smoke").kernels} <= release
@@ -173,6 +178,17 @@ def test_a_general_tile_that_is_illegal_is_an_error() -> None:
     assert "_causal" not in str(error.value)
 
 
+def test_a_split_tile_may_share_a_unit_and_must_have_groups() -> None:
+    tables = replace(_tables(d64="m32n64_s1_w8_g4"), fmha_fwd_split_tiles={64: tiles("m32n64_s1_w8_g4")})
+    kernels = build("release", tables).kernels
+    assert {c.unit for c in kernels} == {"units/fmha_fwd_sm89_d64_m32n64_s1_w8_g4.cu"}
+    assert [c.flags for c in kernels if c.general] == [("general", "split")] * 2
+    tables = replace(tables, fmha_fwd_split_tiles={64: tiles("m64n64_s1_w4")})
+    with pytest.raises(IllegalTileError) as error:
+        build("release", tables)
+    assert str(error.value).count("split: a split kernel") == 2  # dtypes
+
+
 def test_a_tile_listed_twice_is_an_error() -> None:
     with pytest.raises(IllegalTileError, match="fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal: listed 2 times"):
         build("release", _tables(d64="m64n64_s1_w4 m64n64_s1_w4"))
@@ -195,6 +211,7 @@ def test_a_head_dim_is_one_more_entry(name: str) -> None:
         fmha_fwd_tiles={**space.FMHA_FWD_TILES, 112: [Tile(block_m=64, block_n=64, stages=1, warps=4)]},
         unfused_tiles=space.UNFUSED_TILES,
         fmha_fwd_general_tiles=space.FMHA_FWD_GENERAL_TILES,
+        fmha_fwd_split_tiles=space.FMHA_FWD_SPLIT_TILES,
     )
     added = {c.name for c in build(name, tables).kernels} - {c.name for c in build(name).kernels}
     assert {parse(kernel).family for kernel in added if parse(kernel).head_dim == 112} == set(Family)

@@ -3,11 +3,13 @@
     fused_kernel     plain fused kernels
     general_kernel   those for masks, lengths and any head_dim, without dropout
     dropout_kernel   the same with dropout
+    split_kernel     those for lengths and any head_dim whose keys several CTAs may share; with one CTA
+    lengths_kernel   general ones, and split ones with each of SPLITS
     unfused_kernel   the piped baseline
 
-The test id is the kernel's name and the device. When a library cannot be loaded, each test fails once and
-says how to build it. `@pytest.mark.kernels(causal=..., head_dim=..., device=...)` narrows the rows of one
-test.
+The test id is the kernel's name, how many splits it has where that is more than one, and the device. When a
+library cannot be loaded, each test fails once and says how to build it.
+`@pytest.mark.kernels(causal=..., head_dim=..., device=...)` narrows the rows of one test.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from sdpa_cutlass.registry import Family, KernelInfo
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 
+SPLITS = (1, 3)
+
 _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "fused_kernel": lambda row: row.family is Family.FMHA_FWD and not row.is_general,
-    "general_kernel": lambda row: row.is_general and not row.has_dropout,
+    "general_kernel": lambda row: row.is_general and not row.has_dropout and not row.is_split,
     "dropout_kernel": lambda row: row.is_general and row.has_dropout,
+    "split_kernel": lambda row: row.is_split,
+    "lengths_kernel": lambda row: row.is_general and not row.has_dropout,
     "unfused_kernel": lambda row: row.family is Family.UNFUSED,
 }
 
@@ -38,13 +44,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, belongs in _ROWS.items():
         if fixture in metafunc.fixturenames:
             wanted = metafunc.definition.get_closest_marker("kernels")
-            cases = _cases(metafunc.config, belongs, **(wanted.kwargs if wanted else {}))
+            splits = SPLITS if fixture == "lengths_kernel" else (1,)
+            cases = _cases(metafunc.config, belongs, splits, **(wanted.kwargs if wanted else {}))
             metafunc.parametrize(fixture, cases, indirect=True)
 
 
 def _cases(
     config: pytest.Config,
     belongs: Callable[[KernelInfo], bool],
+    splits: tuple[int, ...],
     *,
     causal: bool | None = None,
     head_dim: int | None = None,
@@ -59,9 +67,10 @@ def _cases(
             cases.append(pytest.param(str(error), id=f"no-library@{where}"))
             continue
         cases += [
-            pytest.param(TestedKernel(where, row), id=f"{row.name}@{where}")
+            pytest.param(kernel, id=f"{kernel}@{where}")
             for row in rows
             if belongs(row) and causal in (None, row.is_causal) and head_dim in (None, row.head_dim)
+            for kernel in (TestedKernel(where, row, n) for n in (splits if row.is_split else (0,)))
         ]
     return cases
 
@@ -84,6 +93,16 @@ def general_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 @pytest.fixture
 def dropout_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def split_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def lengths_kernel(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 

@@ -16,10 +16,15 @@ import torch
 
 from sdpa_cutlass._c_api import Params
 from sdpa_cutlass.api import library_for
+from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel
 
+_WORKSPACE_ALIGNMENT = 256
+_ROOM_GUARD = 1024  # bytes around a workspace, counters around the counters
+_NAN_BYTE = 0xFF  # four of them are a NaN
+_COUNTER_POISON = -0x1BADBEEF
 _DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1}  # enum sdpa_dtype
 _ZERO_STATE = PhiloxState(0, 0)
 _MASK_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}  # enum sdpa_mask_type
@@ -286,16 +291,50 @@ def make_case_params(
     return params, held
 
 
+class SplitRoom:
+    """Where the CTAs of a split kernel meet: a workspace of NaNs and counters of zero, both guarded."""
+
+    def __init__(self, device: str, workspace_bytes: int) -> None:
+        self._size = workspace_bytes
+        self._workspace = torch.full((2 * _ROOM_GUARD + workspace_bytes,), _NAN_BYTE, dtype=torch.uint8)
+        self._workspace = self._workspace.to(device)
+        start = self._workspace.data_ptr() + _ROOM_GUARD
+        self._offset = _ROOM_GUARD + -start % _WORKSPACE_ALIGNMENT
+        self.workspace = self._workspace.data_ptr() + self._offset
+        around = torch.full((MAX_TILES + 2 * _ROOM_GUARD,), _COUNTER_POISON, dtype=torch.int32, device=device)
+        self.counters = around[_ROOM_GUARD : _ROOM_GUARD + MAX_TILES].zero_()
+        self.arrivals = self.counters.data_ptr()
+        self._counters, self._expected = around, around.clone()
+
+    def check(self, what: str) -> None:
+        """Fails unless all counters are 0 again and nothing was written around workspace and counters."""
+        changed = (self._counters != self._expected).nonzero().flatten() - _ROOM_GUARD
+        assert not len(changed), f"{what}: counters {changed.tolist()} are not what they were"
+        around = (self._workspace[: self._offset], self._workspace[self._offset + self._size :])
+        assert all((part == _NAN_BYTE).all() for part in around), f"{what}: writes around the workspace"
+
+
 def launch(kernel: TestedKernel, params: Params, held: list[torch.Tensor]) -> None:
-    """Runs the kernel and waits for it; `held` are the tensors behind the pointers of `params`."""
+    """Runs the kernel and waits for it; `held` are the tensors behind the pointers of `params`.
+
+    Split kernels get `kernel.num_splits`, and a SplitRoom unless `params` has a workspace.
+    """
     library, device = library_for(torch.empty(0, device=kernel.device))
     index = kernel.info.index
+    params.num_splits = kernel.num_splits
     reason = library.refusal(index, params)
-    assert reason is None, f"{kernel.info.name}: {reason}"
+    assert reason is None, f"{kernel}: {reason}"
+    room = None
+    if kernel.num_splits > 1 and not params.workspace:
+        params.workspace_bytes = library.workspace_bytes(index, params)
+        room = SplitRoom(kernel.device, params.workspace_bytes)
+        params.workspace, params.split_arrivals = room.workspace, room.arrivals
     library.prepare(index, device.index)
     stream = torch.cuda.current_stream().cuda_stream if kernel.device == "cuda" else None
     status = library.launch_function(index, ctypes.byref(params), device.index, stream)
-    library.check(status, kernel.info.name)
+    library.check(status, str(kernel))
     if kernel.device == "cuda":
         torch.cuda.synchronize()
+    if room is not None:
+        room.check(str(kernel))
     del held

@@ -134,5 +134,5 @@ def check_case(
     """Runs `kernel` and applies the rule. Returns (out, softmax_lse)."""
     out, lse = run_case(kernel, case, with_lse=with_lse, bshd=bshd, spare_columns=spare_columns)
     broken = case_violations(case, out, lse)
-    assert not broken, f"{kernel.info.name}, {case}: {broken}"
+    assert not broken, f"{kernel}, {case}: {broken}"
     return out, lse

@@ -1,4 +1,4 @@
-"""Runs every general kernel on tensors that end, or begin, at an unmapped page.
+"""Runs every general and split kernel on tensors that end, or begin, at an unmapped page.
 
     python -m tests.kernels.guard_pages
 
@@ -16,8 +16,10 @@ from dataclasses import replace
 
 import torch
 
+from sdpa_cutlass._c_api import Params
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
+from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
@@ -51,7 +53,7 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
     base = Case(**inputs, p_dropout=0.3 if info.has_dropout else 0.0, philox=PhiloxState(1, 2))
     for causal in (None, *Causal):
         yield replace(base, causal=causal)
-    for dtype in MASK_DTYPES:
+    for dtype in () if info.is_split else MASK_DTYPES:
         for size in (keys, keys - keys % 16):  # single elements at the end of a row, and whole vectors
             part = replace(base, k=base.k[:, :, :size], v=base.v[:, :, :size])
             for shape in ((size,), (rows, 1), (1, 2, rows, size)):
@@ -68,26 +70,46 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
         lengths_k=Lengths(cu_seqlens=(0, keys - 30, keys), longest=keys + 100),
     )
     one_key = replace(base, q=base.q[:, :, :1], k=base.k[:, :, :1], v=base.v[:, :, :1])
-    yield replace(one_key, mask=random_mask(torch.bool, (1, 1), "cpu", density=1))
+    yield (
+        one_key if info.is_split else replace(one_key, mask=random_mask(torch.bool, (1, 1), "cpu", density=1))
+    )
+
+
+def tested_kernels() -> Iterator[TestedKernel]:
+    """Split ones with two numbers of splits; the workspaces of 4 splits end at multiples of 256 bytes."""
+    for row in kernels(Target.HOST):
+        if row.is_general:
+            for num_splits in (1, 4) if row.is_split else (0,):
+                yield TestedKernel("cpu", row, num_splits)
+
+
+def fence_room(kernel: TestedKernel, params: Params, *, at_end: bool) -> list[torch.Tensor]:
+    """Gives a split kernel its workspace and counters between fences: the memory that `params` refers to."""
+    params.num_splits = kernel.num_splits
+    params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
+    if not params.workspace_bytes:
+        return []
+    workspace = fenced(torch.full((params.workspace_bytes,), 0xFF, dtype=torch.uint8), at_end=at_end)
+    counters = fenced(torch.zeros(MAX_TILES, dtype=torch.int32), at_end=at_end)
+    params.workspace, params.split_arrivals = workspace.data_ptr(), counters.data_ptr()
+    return [workspace, counters]
 
 
 def main() -> None:
-    for row in kernels(Target.HOST):
-        if not row.is_general:
-            continue
-        kernel = TestedKernel("cpu", row)
+    for kernel in tested_kernels():
         for case in cases(kernel):
             for at_end in (True, False):
                 print(
-                    f"{row.name}, fence {'behind' if at_end else 'in front of'} the tensors: {case}",
-                    flush=True,
+                    f"{kernel}, fence {'behind' if at_end else 'in front of'} the tensors: {case}", flush=True
                 )
                 tensors = {name: fenced(getattr(case, name), at_end=at_end) for name in ("q", "k", "v")}
                 if case.mask is not None:
                     tensors["mask"] = fenced(case.mask, at_end=at_end)
                 out = fenced(torch.full(case.out_shape, math.nan, dtype=kernel.dtype), at_end=at_end)
                 lse = fenced(torch.full(case.out_shape[:3], math.nan), at_end=at_end)
-                launch(kernel, *make_case_params(replace(case, **tensors), out, lse))
+                params, held = make_case_params(replace(case, **tensors), out, lse)
+                held += fence_room(kernel, params, at_end=at_end)
+                launch(kernel, params, held)
                 assert not out.isnan().any()
                 assert not lse.isnan().any()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,11 +35,26 @@ SPARE_ROWS = 40  # NaN rows behind each head
 
 @dataclass(frozen=True)
 class TestedKernel:
-    """A registry row and the torch device to run it on."""
+    """A registry row and the torch device to run it on.
+
+    `num_splits`: CTAs that share the keys of a tile, from 1 on in split kernels, 0 in all others.
+    """
 
     __test__ = False
     device: str
     info: KernelInfo
+    num_splits: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.info.name}-{self.num_splits}" if self.num_splits > 1 else self.info.name
+
+    def with_splits(self, num_splits: int) -> TestedKernel:
+        return replace(self, num_splits=num_splits)
+
+    @property
+    def max_splits(self) -> int:
+        """The statistics of all splits, two floats a row, meet in shared memory."""
+        return self.info.smem_bytes // (8 * self.info.block_m)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,8 +186,8 @@ def run_kernel(
     q, k, v = operands.query, operands.key, operands.value
     target = lse.tensor if with_lse else None
     params = make_params(problem, scale, q, k, v, out.tensor, target)
-    reason = refusal(library, kernel.info, problem, params)
-    assert reason is None, f"{kernel.info.name} refuses {problem}: {reason}"
+    reason = refusal(library, kernel.info, problem, device, params)
+    assert reason is None, f"{kernel} refuses {problem}: {reason}"
     plan = Plan(library, kernel.info, problem, params, device)
     plan.launch(q, k, v, out.tensor, target)
     if kernel.device == "cuda":

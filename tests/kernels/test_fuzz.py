@@ -1,4 +1,4 @@
-"""Random problems for random general kernels, against float64.
+"""Random problems for random general and split kernels, against float64.
 
 Hypothesis draws a `Recipe`, shrinks one that fails to the simplest that still does, and keeps it in
 .hypothesis/ so that the next run starts with it. With CI in the environment the draws are always the same.
@@ -43,6 +43,7 @@ class Recipe:
     """Everything that a Case is made from, small enough to read."""
 
     kernel: KernelInfo
+    num_splits: int
     heads_kv: int
     heads_per_group: int
     rows: tuple[int, ...]  # of each sequence
@@ -120,7 +121,8 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
         drawn = [draw(size) for _ in range(batch)] if packed else [draw(size)] * batch
         return tuple(drawn) if any(drawn) else (1, *drawn[1:])
 
-    rows, keys = sizes(kernel.block_m), sizes(kernel.block_n)
+    num_splits = draw(st.integers(1, 9)) if kernel.is_split else 0
+    rows, keys = sizes(kernel.block_m), sizes(kernel.block_n * max(num_splits // 2, 1))
 
     def seqlens(of: tuple[int, ...]) -> tuple[int, ...] | None:
         return draw(st.none() | st.tuples(*(st.integers(-1, size + 3) for size in of)))
@@ -131,8 +133,9 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
     p_dropout = st.floats(1e-3, 0.99) | st.sampled_from([0.5, 0.1])
     return Recipe(
         kernel=kernel,
+        num_splits=num_splits,
         heads_kv=draw(st.integers(1, 2)),
-        heads_per_group=draw(st.integers(1, 3)),
+        heads_per_group=draw(st.integers(1, 9 if kernel.is_split else 3)),
         rows=rows,
         keys=keys,
         packed=packed,
@@ -145,7 +148,9 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
         spare_columns=draw(st.sampled_from([0, 8])),
         causal=draw(st.none() | st.sampled_from(Causal)),
         scale=draw(st.none() | st.sampled_from([0.0, -0.3, 1.0, 5.0])),
-        mask=draw(
+        mask=None
+        if kernel.is_split
+        else draw(
             st.none()
             | st.builds(
                 MaskRecipe,
@@ -176,7 +181,7 @@ def test_random_problems(device: str) -> None:
     )
     @given(recipe=recipes(rows))
     def check(recipe: Recipe) -> None:
-        kernel = TestedKernel(device, recipe.kernel)
+        kernel = TestedKernel(device, recipe.kernel, recipe.num_splits)
         if device == "cpu":
             kernel.library.host_configure(schedule_seed=recipe.seed, num_threads=HOST_THREADS)
         check_case(

@@ -95,3 +95,43 @@ def test_repeated_runs_give_the_same_bits(fused_kernel: TestedKernel) -> None:
         out, lse = run_kernel(fused_kernel, inputs, causal=causal)
         assert torch.equal(out, expected)
         assert torch.equal(lse, expected_lse)
+
+
+DECODING = [  # batch, heads_q, heads_kv, seqlen_q, seqlen_k
+    (1, 32, 8, 1, 32768),
+    (4, 32, 8, 1, 8192),
+    (16, 8, 8, 1, 4096),
+    (1, 64, 1, 3, 16384),
+    (2, 12, 4, 33, 10000),
+]
+
+
+def decoding_case(kernel: TestedKernel, sizes: tuple[int, int, int, int, int]) -> Case:
+    batch, heads, heads_kv, rows, keys = sizes
+    return Case(
+        **random_qkv(kernel, rows, keys, batch=batch, heads=heads, heads_kv=heads_kv),
+        causal=Causal.BOTTOM_RIGHT,
+        lengths_k=Lengths(seqlens=tuple(keys - 777 * b % keys for b in range(batch))),
+    )
+
+
+@pytest.mark.kernels(device="cuda")
+@pytest.mark.parametrize("sizes", DECODING, ids=str)
+def test_decoding(split_kernel: TestedKernel, sizes: tuple[int, int, int, int, int]) -> None:
+    case = decoding_case(split_kernel, sizes)
+    for num_splits in (1, 2, 7, 16, 100):
+        check_case(split_kernel.with_splits(num_splits), case)
+
+
+@pytest.mark.kernels(device="cuda")
+def test_repeated_runs_of_splits_give_the_same_bits(split_kernel: TestedKernel) -> None:
+    """Whichever CTA of a tile is the last; `launch` sees to it that the counters are 0 after each run."""
+    for sizes in DECODING:
+        case = decoding_case(split_kernel, sizes)
+        for num_splits in (2, 16):
+            kernel = split_kernel.with_splits(num_splits)
+            expected, expected_lse = run_case(kernel, case)
+            for _ in range(20):
+                out, lse = run_case(kernel, case)
+                assert torch.equal(out, expected)
+                assert torch.equal(lse, expected_lse)

@@ -1,4 +1,4 @@
-"""No general kernel touches memory outside its tensors, not even to throw away what it reads."""
+"""No general or split kernel touches memory outside its tensors, not even to throw away what it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths per sequence in every general kernel: padded and packed, whatever lies beyond them."""
+"""Lengths per sequence in every general and split kernel: padded and packed, whatever lies beyond them."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def padded_sizes(kernel: TestedKernel) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("causal", ALIGNMENTS)
-def test_padded(general_kernel: TestedKernel, causal: Causal | None) -> None:
+def test_padded(lengths_kernel: TestedKernel, causal: Causal | None) -> None:
     """Among them lengths of 0, of a whole tile, of everything, and beyond what is there."""
-    rows, keys = padded_sizes(general_kernel)
-    n = general_kernel.info.block_n
+    rows, keys = padded_sizes(lengths_kernel)
+    n = lengths_kernel.info.block_n
     case = Case(
-        **random_qkv(general_kernel, rows, keys, batch=8, heads=2, heads_kv=1),
+        **random_qkv(lengths_kernel, rows, keys, batch=8, heads=2, heads_kv=1),
         causal=causal,
         lengths_q=Lengths(seqlens=(rows, 1, 0, rows - 7, 17, rows + 1000, 30, -3)),
         lengths_k=Lengths(seqlens=(keys, n + 1, 40, 1, 0, 2**31 - 1, n, 5)),
     )
     fill_beyond(case)
-    out, lse = check_case(general_kernel, case)
+    out, lse = check_case(lengths_kernel, case)
     assert (out[2] == 0).all()
     assert (out[4] == 0).all()
     assert (lse[4] == -math.inf).all()
@@ -56,17 +56,17 @@ def test_padded(general_kernel: TestedKernel, causal: Causal | None) -> None:
 
 
 @pytest.mark.parametrize("side", ["q", "k"])
-def test_padded_on_one_side(general_kernel: TestedKernel, side: str) -> None:
-    rows, keys = padded_sizes(general_kernel)
+def test_padded_on_one_side(lengths_kernel: TestedKernel, side: str) -> None:
+    rows, keys = padded_sizes(lengths_kernel)
     lengths = Lengths(seqlens=(11, 33, 0))
     case = Case(
-        **random_qkv(general_kernel, rows, keys, batch=3, bshd=True),
+        **random_qkv(lengths_kernel, rows, keys, batch=3, bshd=True),
         causal=Causal.BOTTOM_RIGHT,
         lengths_q=lengths if side == "q" else Lengths(),
         lengths_k=lengths if side == "k" else Lengths(),
     )
     fill_beyond(case)
-    check_case(general_kernel, case, bshd=True)
+    check_case(lengths_kernel, case, bshd=True)
 
 
 def packed_case(kernel: TestedKernel, causal: Causal | None, *, bshd: bool = True) -> Case:
@@ -85,57 +85,57 @@ def packed_case(kernel: TestedKernel, causal: Causal | None, *, bshd: bool = Tru
 
 @pytest.mark.parametrize("bshd", [True, False], ids=["token-major", "head-major"])
 @pytest.mark.parametrize("causal", ALIGNMENTS)
-def test_packed(general_kernel: TestedKernel, causal: Causal | None, bshd: bool) -> None:
-    case = packed_case(general_kernel, causal, bshd=bshd)
+def test_packed(lengths_kernel: TestedKernel, causal: Causal | None, bshd: bool) -> None:
+    case = packed_case(lengths_kernel, causal, bshd=bshd)
     fill_beyond(case)
-    check_case(general_kernel, case, bshd=bshd)
+    check_case(lengths_kernel, case, bshd=bshd)
 
 
-def test_max_seqlen_is_a_bound(general_kernel: TestedKernel) -> None:
-    case = packed_case(general_kernel, Causal.BOTTOM_RIGHT)
-    out, lse = check_case(general_kernel, case)
+def test_max_seqlen_is_a_bound(lengths_kernel: TestedKernel) -> None:
+    case = packed_case(lengths_kernel, Causal.BOTTOM_RIGHT)
+    out, lse = check_case(lengths_kernel, case)
     loose = replace(
         case,
-        lengths_q=replace(case.lengths_q, longest=case.seqlen_q + general_kernel.info.block_m + 5),
+        lengths_q=replace(case.lengths_q, longest=case.seqlen_q + lengths_kernel.info.block_m + 5),
         lengths_k=replace(case.lengths_k, longest=case.seqlen_k + 1000),
     )
-    loose_out, loose_lse = run_case(general_kernel, loose)
+    loose_out, loose_lse = run_case(lengths_kernel, loose)
     used = ~case.unused_rows()
     assert torch.equal(loose_out[:, :, used], out[:, :, used])
     assert torch.equal(loose_lse[:, :, used], lse[:, :, used])
 
 
-def test_a_packed_sequence_has_the_bits_that_it_has_alone(general_kernel: TestedKernel) -> None:
-    case = packed_case(general_kernel, Causal.BOTTOM_RIGHT)
-    out, lse = run_case(general_kernel, case)
+def test_a_packed_sequence_has_the_bits_that_it_has_alone(lengths_kernel: TestedKernel) -> None:
+    case = packed_case(lengths_kernel, Causal.BOTTOM_RIGHT)
+    out, lse = run_case(lengths_kernel, case)
     for q, k in case.sequences:
         if q.length == 0 or k.length == 0:
             continue
         rows = slice(q.first_row, q.first_row + q.length)
         keys = slice(k.first_row, k.first_row + k.length)
         alone = Case(q=case.q[:, :, rows], k=case.k[:, :, keys], v=case.v[:, :, keys], causal=case.causal)
-        alone_out, alone_lse = run_case(general_kernel, alone)
+        alone_out, alone_lse = run_case(lengths_kernel, alone)
         assert torch.equal(alone_out, out[:, :, rows])
         assert torch.equal(alone_lse, lse[:, :, rows])
 
 
-def test_packed_sequences_may_be_shorter_than_their_room(general_kernel: TestedKernel) -> None:
+def test_packed_sequences_may_be_shorter_than_their_room(lengths_kernel: TestedKernel) -> None:
     """cu_seqlens and seqlens together: a cache with spare rows behind each sequence."""
-    case = packed_case(general_kernel, Causal.BOTTOM_RIGHT)
+    case = packed_case(lengths_kernel, Causal.BOTTOM_RIGHT)
     case = replace(
         case,
         lengths_q=replace(case.lengths_q, seqlens=(20, 0, 3, 5, 0, 30)),
         lengths_k=replace(case.lengths_k, seqlens=(15, 4, 0, 0, 9, 1000)),
     )
     fill_beyond(case)
-    check_case(general_kernel, case)
+    check_case(lengths_kernel, case)
 
 
-def test_packed_queries_and_padded_keys(general_kernel: TestedKernel) -> None:
+def test_packed_queries_and_padded_keys(lengths_kernel: TestedKernel) -> None:
     """Each side has lengths of its own kind, or none."""
-    keys = general_kernel.info.block_n + 9
-    queries = random_qkv(general_kernel, 60, 1, batch=1, bshd=True)
-    caches = random_qkv(general_kernel, 1, keys, batch=3, seed=1)
+    keys = lengths_kernel.info.block_n + 9
+    queries = random_qkv(lengths_kernel, 60, 1, batch=1, bshd=True)
+    caches = random_qkv(lengths_kernel, 1, keys, batch=3, seed=1)
     case = Case(
         q=queries["q"],
         k=caches["k"],
@@ -145,19 +145,19 @@ def test_packed_queries_and_padded_keys(general_kernel: TestedKernel) -> None:
         lengths_k=Lengths(seqlens=(keys, 37, 5)),
     )
     fill_beyond(case)
-    check_case(general_kernel, case, bshd=True)
+    check_case(lengths_kernel, case, bshd=True)
     all_keys = replace(
         case, k=case.k[1:2, :, :37].expand(3, -1, -1, -1), v=case.v[1:2, :, :37].expand(3, -1, -1, -1)
     )
-    check_case(general_kernel, replace(all_keys, lengths_k=Lengths()), bshd=True)
+    check_case(lengths_kernel, replace(all_keys, lengths_k=Lengths()), bshd=True)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_nothing_but_empty_sequences(general_kernel: TestedKernel, layout: str) -> None:
+def test_nothing_but_empty_sequences(lengths_kernel: TestedKernel, layout: str) -> None:
     """All of `out` becomes 0 where it is padded; packed, nothing is there to write."""
-    inputs = random_qkv(general_kernel, 40, 50, batch=2 if layout == "padded" else 1)
+    inputs = random_qkv(lengths_kernel, 40, 50, batch=2 if layout == "padded" else 1)
     lengths = Lengths(seqlens=(0, 0)) if layout == "padded" else Lengths(cu_seqlens=(4, 4, 4), longest=64)
-    out, lse = run_case(general_kernel, Case(**inputs, lengths_q=lengths, lengths_k=lengths))
+    out, lse = run_case(lengths_kernel, Case(**inputs, lengths_q=lengths, lengths_k=lengths))
     if layout == "padded":
         assert (out == 0).all()
         assert (lse == -math.inf).all()
@@ -169,27 +169,27 @@ def test_nothing_but_empty_sequences(general_kernel: TestedKernel, layout: str) 
     ids=["beyond", "negative", "decreasing"],
 )
 def test_offsets_that_make_no_sense_lead_nowhere(
-    general_kernel: TestedKernel, cu_seqlens_q: tuple[int, ...], cu_seqlens_k: tuple[int, ...]
+    lengths_kernel: TestedKernel, cu_seqlens_q: tuple[int, ...], cu_seqlens_k: tuple[int, ...]
 ) -> None:
     """Wrong values on the device cannot be reported; nor may they touch memory outside the tensors."""
     case = Case(
-        **random_qkv(general_kernel, 40, 50, batch=1),
+        **random_qkv(lengths_kernel, 40, 50, batch=1),
         lengths_q=Lengths(cu_seqlens=cu_seqlens_q, longest=40),
         lengths_k=Lengths(cu_seqlens=cu_seqlens_k, longest=50),
     )
-    poison = OUTPUT_POISON[general_kernel.dtype]
-    out = Guarded(case.out_shape, general_kernel.dtype, general_kernel.device, poison=poison)
-    launch(general_kernel, *make_case_params(case, out.tensor, None))
+    poison = OUTPUT_POISON[lengths_kernel.dtype]
+    out = Guarded(case.out_shape, lengths_kernel.dtype, lengths_kernel.device, poison=poison)
+    launch(lengths_kernel, *make_case_params(case, out.tensor, None))
     out.check_untouched("out")
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])
-def test_grouped_query_heads(general_kernel: TestedKernel, heads_kv: int) -> None:
+def test_grouped_query_heads(lengths_kernel: TestedKernel, heads_kv: int) -> None:
     case = Case(
-        **random_qkv(general_kernel, 33, 70, batch=3, heads=4, heads_kv=heads_kv),
+        **random_qkv(lengths_kernel, 33, 70, batch=3, heads=4, heads_kv=heads_kv),
         causal=Causal.BOTTOM_RIGHT,
         lengths_q=Lengths(seqlens=(33, 20, 1)),
         lengths_k=Lengths(seqlens=(50, 70, 33)),
     )
     fill_beyond(case)
-    check_case(general_kernel, case)
+    check_case(lengths_kernel, case)

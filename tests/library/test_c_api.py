@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _c_api
+from sdpa_cutlass import _c_api, arrivals, cost_model
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -24,6 +24,7 @@ _TYPES = {
     "const int32_t *": ctypes.c_void_p,
     "void *": ctypes.c_void_p,
     "float *": ctypes.c_void_p,
+    "uint32_t *": ctypes.c_void_p,
     "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
     "const sdpa_params *": ctypes.POINTER(_c_api.Params),
@@ -76,6 +77,9 @@ def test_constants() -> None:
     version = re.search(r"#define SDPA_ABI_VERSION (\d+)", _code())
     assert version
     assert int(version[1]) == _c_api.ABI_VERSION
+    tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
+    assert tiles
+    assert int(tiles[1]) == arrivals.MAX_TILES == cost_model._MAX_SPLIT_TILES
 
 
 def test_every_status_but_ok_has_an_error() -> None:

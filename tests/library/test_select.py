@@ -34,6 +34,7 @@ def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_
         is_causal=False,
         is_general=False,
         has_dropout=False,
+        is_split=False,
         smem_bytes=49152,
         ctas_per_sm=ctas_per_sm,
     )
@@ -181,8 +182,10 @@ def test_names_say_what_rows_are() -> None:
             + f"_{row.dtype.value}"
         )
         name += "_causal" * row.is_causal + "_general" * row.is_general + "_dropout" * row.has_dropout
+        name += "_split" * row.is_split
         assert row.name == name
-        assert row.is_general or not row.has_dropout
+        assert row.is_general or not (row.has_dropout or row.is_split)
+        assert not (row.is_split and row.has_dropout)
         assert not (row.is_general and row.is_causal)
 
 

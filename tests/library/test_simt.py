@@ -1,11 +1,12 @@
 """The host engine (sdpa/arch/simt, sdpa/arch/host.hpp): builds tests/library/simt and runs its cases.
 
-The C++ cases hold the expectations; this file compiles them with g++ in three ways and runs every case in
+The C++ cases hold the expectations; this file compiles them with g++ in four ways and runs every case in
 a process of its own, so that a crash or a hang is the failure of one case:
 
 - ``plain``: as the library is built, with the CuTe cases of the policy ``sdpa::arch::Host``;
 - ``portable``: ucontext instead of the x86-64 stack switch, no vector instructions;
-- ``sanitized``: AddressSanitizer (with stack-use-after-return) and UndefinedBehaviorSanitizer.
+- ``sanitized``: AddressSanitizer (with stack-use-after-return) and UndefinedBehaviorSanitizer;
+- ``observed``: plain loads and stores of shared memory are seen as well (simt/observed.hpp).
 
 Programs are kept in build/tests/simt under a digest of everything that goes into them.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -25,11 +25,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.host_compiler import compiler, include_flags, vector_flags
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "library" / "simt"
 HEADERS = ROOT / "templates" / "include"
 PROGRAMS = ROOT / "build" / "tests" / "simt"
-ENGINE = ["main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"]
+RACES = ["races_test.cpp", "bank_conflicts_test.cpp"]
+ENGINE = [
+    "main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp", *RACES
+]  # fmt: skip
 CUTE = ["host_policy_test.cpp"]
 CASE_TIMEOUT_S = 300
 
@@ -43,38 +48,33 @@ class Variant:
     flags: tuple[str, ...]
 
 
-def _vector_flags() -> tuple[str, ...]:
-    """What the library's host build asks of the compiler, if this processor has it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    wanted = ("avx2", "fma", "f16c")
-    return tuple(f"-m{name}" for name in wanted) if all(name in flags for name in wanted) else ()
-
+# g++ then calls into simt/observed.hpp at every access.
+OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
 
 VARIANTS = (
-    Variant(name="plain", sources=(*ENGINE, *CUTE), flags=("-O1", *_vector_flags())),
+    Variant(name="plain", sources=(*ENGINE, *CUTE), flags=("-O1", *vector_flags())),
     Variant(name="portable", sources=tuple(ENGINE), flags=("-O1", "-DSDPA_SIMT_UCONTEXT")),
     Variant(
         name="sanitized",
         sources=tuple(ENGINE),
-        flags=("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *_vector_flags()),
+        flags=("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *vector_flags()),
+    ),
+    Variant(
+        name="observed",
+        sources=("main.cpp", "collectives_test.cpp", *RACES),
+        flags=("-O1", *OBSERVED_FLAGS, *vector_flags()),
     ),
 )
 
 
 def _cases(variant: Variant) -> list[str]:
     texts = [(SOURCES / source).read_text() for source in variant.sources]
-    return [name for text in texts for name in re.findall(r"^SIMT_CASE\((\w+)\)", text, re.MULTILINE)]
+    names = [name for text in texts for name in re.findall(r"^SIMT_CASE\((\w+)\)", text, re.MULTILINE)]
+    return [name for name in names if variant.name == "observed" or not name.startswith("observed_")]
 
 
-def _include_flags() -> list[str]:
-    """Include paths of this repository, CUTLASS and the CUDA toolkit's wheels."""
-    cutlass = importlib.util.find_spec("cutlass_library")
-    nvidia = importlib.util.find_spec("nvidia")
-    found = [Path(spec.origin).parent / "source" / "include" for spec in (cutlass,) if spec and spec.origin]
-    for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
-        found += [Path(folder) / "cu13" / "include", Path(folder) / "cu13" / "include" / "cccl"]
-    return [f"-I{HEADERS}", *(f"-isystem{path}" for path in found if path.is_dir())]
+def _includes() -> list[str]:
+    return [f"-I{HEADERS}", *include_flags()]
 
 
 def _compile(command: list[str]) -> None:
@@ -83,10 +83,10 @@ def _compile(command: list[str]) -> None:
         pytest.fail(f"{' '.join(command)}\n{result.stderr[-6000:]}", pytrace=False)
 
 
-def _digest(variant: Variant, compiler: str) -> str:
+def _digest(variant: Variant, gxx: str) -> str:
     digest = hashlib.sha256(platform.machine().encode())
-    version = subprocess.run([compiler, "-v"], capture_output=True, text=True, check=True).stderr
-    digest.update("\n".join([version, *variant.flags, *variant.sources, *_include_flags()]).encode())
+    version = subprocess.run([gxx, "-v"], capture_output=True, text=True, check=True).stderr
+    digest.update("\n".join([version, *variant.flags, *variant.sources, *_includes()]).encode())
     for folder in (SOURCES, HEADERS / "sdpa" / "arch"):
         for path in sorted(folder.rglob("*pp")):
             digest.update(path.read_bytes())
@@ -97,11 +97,12 @@ def _digest(variant: Variant, compiler: str) -> str:
 
 def _build(variant: Variant) -> Path:
     """Compile and link the variant unless it exists; safe when several test processes ask for it at once."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("g++ is not installed, and the host engine is compiled with it")
+    try:
+        gxx = compiler()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     PROGRAMS.mkdir(parents=True, exist_ok=True)
-    folder = PROGRAMS / f"{variant.name}-{_digest(variant, compiler)}"
+    folder = PROGRAMS / f"{variant.name}-{_digest(variant, gxx)}"
     program = folder / "simt_test"
     with (PROGRAMS / f"{variant.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,8 +115,9 @@ def _build(variant: Variant) -> Path:
         objects = []
         for source in variant.sources:
             objects.append(str(folder / f"{source}.o"))
-            _compile([compiler, *flags, *_include_flags(), "-c", str(SOURCES / source), "-o", objects[-1]])
-        _compile([compiler, *flags, *objects, "-o", str(folder / "linked")])
+            _compile([gxx, *flags, *_includes(), "-c", str(SOURCES / source), "-o", objects[-1]])
+        link_flags = [flag for flag in flags if flag not in OBSERVED_FLAGS]  # without ThreadSanitizer itself
+        _compile([gxx, *link_flags, *objects, "-o", str(folder / "linked")])
         (folder / "linked").rename(program)
     return program
 

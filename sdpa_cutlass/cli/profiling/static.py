@@ -15,7 +15,7 @@ from typing import Any
 
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import _mma_flops_per_clock
+from sdpa_cutlass.device import mma_flops_per_clock
 from sdpa_cutlass.machine_code import gates, kernels
 from sdpa_cutlass.machine_code.kernels import KernelCode, LoopCode
 from sdpa_cutlass.machine_code.occupancy import SMS, occupancy
@@ -24,9 +24,9 @@ from sdpa_cutlass.registry import KernelInfo, read_kernels
 FUSED = "fmha_fwd_*"
 ARCHS = (86, 89, 90)
 CARDS = {
-    "L4": _mma_flops_per_clock((8, 9), "NVIDIA L4"),
-    "RTX 4090": _mma_flops_per_clock((8, 9), "NVIDIA GeForce RTX 4090"),
-    "H200": _mma_flops_per_clock((9, 0), "NVIDIA H200"),
+    "L4": mma_flops_per_clock((8, 9), "NVIDIA L4"),
+    "RTX 4090": mma_flops_per_clock((8, 9), "NVIDIA GeForce RTX 4090"),
+    "H200": mma_flops_per_clock((9, 0), "NVIDIA H200"),
 }
 
 

@@ -21,12 +21,14 @@ from sdpa_cutlass.cli.tuning.cover import improved, smallest_cover
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
 from sdpa_cutlass.registry import KernelInfo
 
+_TABLES = ("FMHA_FWD_TILES", "FMHA_FWD_GENERAL_TILES", "FMHA_FWD_SPLIT_TILES")
+
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A tile of one head_dim, with plain or with general kernels."""
+    """A tile of one head_dim in a table of generator/space.py: of plain, general or split kernels."""
 
-    is_general: bool
+    table: str
     head_dim: int
     name: str  # as in generator/space.py
     unit: str
@@ -34,7 +36,7 @@ class Tile:
     @property
     def key(self) -> str:
         """Sorts as tiles do."""
-        return f"{int(self.is_general)}/{self.head_dim:04}/{self.name}"
+        return f"{_TABLES.index(self.table)}/{self.head_dim:04}/{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def tile_of(kernel: KernelInfo) -> Tile:
     """The tile of a kernel, from its name: <family>_<arch>_d<head_dim>_<tile>_<dtype>..."""
     unit = kernel.name.partition(f"_{kernel.dtype.value}")[0]
     name = unit.partition(f"_d{kernel.head_dim}_")[2]
-    return Tile(kernel.is_general, kernel.head_dim, name, unit)
+    return Tile(_TABLES[kernel.is_general + kernel.is_split], kernel.head_dim, name, unit)
 
 
 def select(found: Sequence[Choice], kernels: Mapping[str, KernelInfo], within: float) -> Selection:
@@ -134,8 +136,8 @@ def report(selection: Selection, found: Sequence[Choice], within: float) -> list
         f"{len(chosen)} of {len(selection.candidates)} tiles stay within {within:.1%} of the best kernel "
         f"measured at each of {len(found)} buckets ({proven})."
     ]
-    for is_general, table in ((False, "FMHA_FWD_TILES"), (True, "FMHA_FWD_GENERAL_TILES")):
-        some = [tile for tile in chosen if tile.is_general is is_general]
+    for table in _TABLES:
+        some = [tile for tile in chosen if tile.table == table]
         if some:
             lines += ["", f"{table}, the most used tile first:"]
         for head_dim in sorted({tile.head_dim for tile in some}):

@@ -16,6 +16,7 @@ from sdpa_cutlass.cost_model import estimate
 from sdpa_cutlass.device import DeviceInfo
 from sdpa_cutlass.problem import Problem
 from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.select import order
 from sdpa_cutlass.tuned_table import CHECK_PASSED, Bucket, TunedRow, TunedTable
 
 _NANO = 1e9
@@ -103,9 +104,7 @@ def _time(measured: Measured) -> float:
 
 def model_choice(kernels: Iterable[KernelInfo], problem: Problem, device: DeviceInfo) -> str:
     """The one of `kernels` that select.py takes without a table."""
-    return min(
-        kernels, key=lambda row: (row.is_general, estimate(row, problem, device).cycles, row.name)
-    ).name
+    return min(kernels, key=lambda row: order(row, estimate(row, problem, device), problem)).name
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

@@ -57,8 +57,9 @@ def candidates(
 ) -> list[KernelInfo]:
     """The kernels to measure at `task`, the cost model's best first.
 
-    Unless `everything` is wanted: no general kernel where plain ones serve, and of the others the
-    SURE_CANDIDATES best by the cost model and what it holds to be at most HOPEFUL times slower than the best.
+    Unless `everything` is wanted: of the general kernels only split ones where plain ones serve, and of all
+    the SURE_CANDIDATES best by the cost model and what it holds to be at most HOPEFUL times slower than the
+    best.
     """
     ranked = [
         (kernel, cost.cycles)
@@ -66,7 +67,8 @@ def candidates(
         if glob is None or fnmatch.fnmatchcase(kernel.name, glob)
     ]
     if not everything:
-        ranked = [pair for pair in ranked if not pair[0].is_general] or ranked
+        useful = [pair for pair in ranked if pair[0].is_split or not pair[0].is_general]
+        ranked = useful if any(not kernel.is_general for kernel, _ in ranked) else ranked
         ranked = [
             pair
             for place, pair in enumerate(ranked)
@@ -151,7 +153,7 @@ class Measurer:
             repeats=self._repeats,
             budget_s=self._budget_s,
         )
-        inputs = measuring._input_sets(task.case, settings)
+        inputs = measuring.input_sets(task.case, settings)
         calls = [providers.own_call(fused, task.case, operands) for operands in inputs]
         reference = make_reference(
             inputs[0].qkv,

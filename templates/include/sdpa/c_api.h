@@ -25,7 +25,10 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 2
+#define SDPA_ABI_VERSION 3
+
+/* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
+#define SDPA_MAX_SPLIT_TILES 1024
 
 typedef enum sdpa_status {
   SDPA_OK = 0,
@@ -70,6 +73,9 @@ typedef struct sdpa_params {
   float *softmax_lse;   /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
   void *workspace;      /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
   uint64_t workspace_bytes;
+  /* SDPA_MAX_SPLIT_TILES counters at which the CTAs of a tile meet; may be null unless num_splits is more than 1. Zero
+   * before the first launch; every launch leaves them zero. Launches that may overlap need counters of their own. */
+  uint32_t *split_arrivals;
   int64_t q_stride[3]; /* batch, head, row */
   int64_t k_stride[3];
   int64_t v_stride[3];
@@ -96,6 +102,7 @@ typedef struct sdpa_params {
   int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
   int32_t total_k;
   int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal */
+  int32_t num_splits; /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
 } sdpa_params;
 
 /* One registry row. Strings live as long as the library. */
@@ -115,6 +122,7 @@ typedef struct sdpa_kernel_info {
   int32_t is_causal;
   int32_t is_general; /* 1: takes masks, lengths per sequence, any head_dim up to its own, and causal or not */
   int32_t has_dropout;
+  int32_t is_split; /* 1: general, but without masks; several CTAs may share the keys of a tile */
   int32_t smem_bytes;  /* dynamic shared memory of one CTA */
   int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */
 } sdpa_kernel_info;

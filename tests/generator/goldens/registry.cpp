@@ -4,17 +4,17 @@
 namespace sdpa {
 
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[4];
-extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[1];
+extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
 extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 4},
-    {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 1},
+    {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
 extern const int kNumRowSpans = 3;
 
-extern const char *const kGeneratorDigest = "08f503aea3ec0de5b5ba38fb7dcba58a4630b88d71ac6e2a026d3bd3f1b22f01";
+extern const char *const kGeneratorDigest = "d3d5f0d9f91355a1c0a69324d90cd4e014adfadc254302c799131b670ea8a4d2";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

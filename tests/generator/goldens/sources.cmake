@@ -4,4 +4,4 @@ set(SDPA_GENERATED_UNITS
   units/fmha_fwd_sm89_d64_m32n64_s1_w8_g4.cu
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 08f503aea3ec0de5b5ba38fb7dcba58a4630b88d71ac6e2a026d3bd3f1b22f01)
+set(SDPA_GENERATED_DIGEST d3d5f0d9f91355a1c0a69324d90cd4e014adfadc254302c799131b670ea8a4d2)

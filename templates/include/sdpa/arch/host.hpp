@@ -6,6 +6,7 @@
 // Compiled as plain C++ with the CUDA headers for their types; nothing of the CUDA runtime is called.
 #pragma once
 
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -121,15 +122,18 @@ struct Host {
   static int block_idx_again() { return simt::block_idx(); }
   static char *dynamic_smem() { return simt::dynamic_smem(); }
 
-  static void syncthreads() { simt::syncthreads(); }
-  static void sync_group(int barrier, int num_threads) { simt::sync_group(barrier, num_threads); }
-  static void syncwarp() { simt::syncwarp(); }
+  // The defaults are the place in the kernel that calls: see simt/shadow.hpp.
+  static void syncthreads(SDPA_SIMT_CALLER) { simt::syncthreads(file, line, function); }
+  static void sync_group(int barrier, int num_threads, SDPA_SIMT_CALLER) {
+    simt::sync_group(barrier, num_threads, file, line, function);
+  }
+  static void syncwarp(SDPA_SIMT_CALLER) { simt::syncwarp(file, line, function); }
 
-  static void cp_async_fence() { simt::cp_async_fence(); }
+  static void cp_async_fence(SDPA_SIMT_CALLER) { simt::cp_async_fence(file, line, function); }
   template <int N>
-  static void cp_async_wait() {
+  static void cp_async_wait(SDPA_SIMT_CALLER) {
     static_assert(N >= 0);
-    simt::cp_async_wait(N);
+    simt::cp_async_wait(N, file, line, function);
   }
 
   template <class T>
@@ -137,6 +141,14 @@ struct Host {
     return simt::shfl_xor(value, lane_mask);
   }
   static bool any(bool predicate) { return simt::any(predicate); }
+
+  static void fence_device() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+  static uint32_t increment(uint32_t *counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
+  template <class T>
+  static T load_device(T const *address) {
+    simt::check_alignment(address, sizeof(T));
+    return *address;
+  }
 
   static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }
 

@@ -60,6 +60,16 @@ struct Sm80 {
   }
   SDPA_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
 
+  // Between CTAs: what this thread wrote before is seen by whoever sees what it writes after.
+  SDPA_DEVICE static void fence_device() { __threadfence(); }
+  // Adds 1 and gives the value before.
+  SDPA_DEVICE static uint32_t increment(uint32_t *counter) { return atomicAdd(counter, 1u); }
+  // Reads what other CTAs of this launch wrote, past this SM's own cache.
+  template <class T>
+  SDPA_DEVICE static T load_device(T const *address) {
+    return __ldcg(address);
+  }
+
   SDPA_DEVICE static void check_alignment(void const *, int) {}
 
   // Bytes 2 * index and 2 * index + 1 of `word`, each in the lower half of 16 bits.

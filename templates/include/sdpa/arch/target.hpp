@@ -4,7 +4,7 @@
 //
 // Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
 // block_idx_again, dynamic_smem, syncthreads, sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any,
-// check_alignment, byte_pair, at_least_mask, exp2, log2, reciprocal, launch.
+// fence_device, increment, load_device, check_alignment, byte_pair, at_least_mask, exp2, log2, reciprocal, launch.
 #pragma once
 
 // After a lambda's parameters: what is called from several places would else become a function that keeps the
@@ -14,6 +14,7 @@
 #if defined(SDPA_TARGET_HOST)
 
 #define SDPA_DEVICE inline
+#define SDPA_UNROLL_8
 #define SDPA_HOST_DEVICE inline
 #define SDPA_KERNEL(Traits)
 #define SDPA_GRID_CONSTANT
@@ -27,6 +28,7 @@ using Target = Host;
 #else
 
 #define SDPA_DEVICE __device__ __forceinline__
+#define SDPA_UNROLL_8 _Pragma("unroll 8")
 #define SDPA_HOST_DEVICE __host__ __device__ __forceinline__
 #define SDPA_KERNEL(Traits) __global__ __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
 #define SDPA_GRID_CONSTANT __grid_constant__

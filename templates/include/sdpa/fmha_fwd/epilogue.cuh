@@ -2,7 +2,8 @@
 // is one float a row. A row that saw no key, or lies beyond its sequence, becomes 0 and -inf.
 //
 //   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
-//   merge_tile    several KV groups: (O, row_max, row_sum) of each go through shared memory and are reduced there
+//   merge_tile    several KV groups: (O, row_max, row_sum) of each go through shared memory and are reduced there;
+//                 a split kernel does so within split.cuh
 //   store_empty   a tile whose rows see no key at all
 #pragma once
 
@@ -79,14 +80,27 @@ struct Epilogue {
   }
 
   // tOrO ((2, 2), MMA_M, MMA_K) of this thread's KV group.
-  //   row_max = max_g row_max_g     weight_g = exp2(row_max_g - row_max)
-  //   row_sum = Σ_g weight_g row_sum_g     O = Σ_g weight_g O_g / row_sum
   template <class Accumulator>
   SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
-    constexpr int kGroups = Traits::kKvGroups, kStride = Traits::kMergeStride;
-    constexpr int kMax = kBlockM * kStride, kSum = kMax + kBlockM;  // row_max and row_sum follow O
-    auto const part_of = [&](int g) { return reinterpret_cast<float *>(smem + g * Traits::kGroupBytes); };
+    stage_groups(smem, tOrO, softmax);
+    for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
+      int const row = index / kVectorsPerRow, col = index % kVectorsPerRow * 8;
+      int const out_row = tile.m_block * kBlockM + row;
+      if (out_row >= sequence.num_rows) break;
+      float max, sum, out[8];
+      merge_groups(smem, row, col, max, sum, out, [&](float &row_sum) SDPA_INLINE_LAMBDA {
+        if (Traits::kIsGeneral && out_row >= sequence.seqlen_q) row_sum = 0.f;
+        return SoftmaxState::inverse(row_sum) * keep_scale(params);
+      });
+      store_vector(params, tile, sequence, out_row, col, out);
+      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
+    }
+  }
+
+  // Brings (O, row_max, row_sum) of every KV group to shared memory.
+  template <class Accumulator>
+  SDPA_DEVICE static void stage_groups(char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
     int const group = Arch::thread_idx() / Traits::kGroupThreads;
     int const tid = Arch::thread_idx() % Traits::kGroupThreads;
     auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
@@ -95,7 +109,7 @@ struct Epilogue {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
     softmax.finish();
 
-    float *const part = part_of(group);
+    float *const part = part_of(smem, group);
     Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take the partial result
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
@@ -106,45 +120,45 @@ struct Epilogue {
       }
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); j += 2)
-        *reinterpret_cast<float2 *>(&part[row * kStride + get<1>(tOcO(i, j))]) =
+        *reinterpret_cast<float2 *>(&part[row * Traits::kMergeStride + get<1>(tOcO(i, j))]) =
             make_float2(tOrO_rows(i, j), tOrO_rows(i, j + 1));
     }
     Arch::syncthreads();  // all partial results are in shared memory
+  }
 
-    for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
-      int const row = index / kVectorsPerRow, col = index % kVectorsPerRow * 8;
-      int const out_row = tile.m_block * kBlockM + row;
-      if (out_row >= sequence.num_rows) break;
-      float max = SoftmaxState::kNoKey;
+  // Row `row` of the tile, columns col to col + 7, over the KV groups:
+  //   row_max = max_g row_max_g     weight_g = exp2(row_max_g - row_max)     row_sum = Σ_g weight_g row_sum_g
+  //   out = factor(row_sum) Σ_g weight_g O_g
+  template <class Factor>
+  SDPA_DEVICE static void merge_groups(char *smem, int row, int col, float &max, float &sum, float (&out)[8],
+                                       Factor const &factor) {
+    constexpr int kGroups = Traits::kKvGroups;
+    max = SoftmaxState::kNoKey;
+    CUTE_UNROLL
+    for (int g = 0; g < kGroups; ++g) max = fmaxf(max, part_of(smem, g)[kMax + row]);
+    float weight[kGroups];
+    sum = 0.f;
+    CUTE_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      weight[g] = Arch::exp2(part_of(smem, g)[kMax + row] - max);
+      sum += weight[g] * part_of(smem, g)[kSum + row];
+    }
+    float const common = factor(sum);
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j) out[j] = 0.f;
+    CUTE_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      float4 const *const from =
+          reinterpret_cast<float4 const *>(&part_of(smem, g)[row * Traits::kMergeStride + col]);
+      float const scale = weight[g] * common;
       CUTE_UNROLL
-      for (int g = 0; g < kGroups; ++g) max = fmaxf(max, part_of(g)[kMax + row]);
-      float weight[kGroups], sum = 0.f;
-      CUTE_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        weight[g] = Arch::exp2(part_of(g)[kMax + row] - max);
-        sum += weight[g] * part_of(g)[kSum + row];
+      for (int half = 0; half < 2; ++half) {
+        float4 const four = from[half];
+        out[4 * half] += scale * four.x;
+        out[4 * half + 1] += scale * four.y;
+        out[4 * half + 2] += scale * four.z;
+        out[4 * half + 3] += scale * four.w;
       }
-      if (Traits::kIsGeneral && out_row >= sequence.seqlen_q) sum = 0.f;
-      float const inverse = SoftmaxState::inverse(sum) * keep_scale(params);
-      float out[8] = {};
-      CUTE_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        float4 const *const from = reinterpret_cast<float4 const *>(&part_of(g)[row * kStride + col]);
-        float const scale = weight[g] * inverse;
-        CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          float4 const four = from[half];
-          out[4 * half] += scale * four.x;
-          out[4 * half + 1] += scale * four.y;
-          out[4 * half + 2] += scale * four.z;
-          out[4 * half + 3] += scale * four.w;
-        }
-      }
-      if (col < Traits::head_dim_v(params))
-        *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
-            make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
-                       arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
-      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
     }
   }
 
@@ -159,20 +173,42 @@ struct Epilogue {
     }
   }
 
- private:
-  SDPA_DEVICE static float keep_scale(Params const &params) {
-    if constexpr (Traits::kHasDropout) return params.dropout.keep_scale;
-    return 1.f;
+  SDPA_DEVICE static void store_vector(Params const &params, WorkTile const &tile, Sequence const &sequence, int row,
+                                       int col, float const (&out)[8]) {
+    if (col < Traits::head_dim_v(params))
+      *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
+          make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
+                     arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
   }
 
   SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
     return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
-           tile.bidh * params.out.head_stride + (sequence.first_row_q + row) * params.out.row_stride;
+           tile.bidh * params.out.head_stride + sequence.first_row_q * params.out.row_stride +
+           Traits::row_offset(params, params.out, row);
   }
 
   SDPA_DEVICE static float *lse_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
-    return params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride +
-           sequence.first_row_q + row;
+    float *const lse = params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride +
+                       sequence.first_row_q;
+    if constexpr (Traits::kIsSplit) {
+      int position, head;
+      params.heads_per_kv(position, head, row);
+      return lse + head * params.lse_head_stride + position;
+    } else {
+      return lse + row;
+    }
+  }
+
+ private:
+  // A group's part of shared memory: O [kBlockM][kMergeStride], row_max [kBlockM], row_sum [kBlockM].
+  static constexpr int kMax = kBlockM * Traits::kMergeStride, kSum = kMax + kBlockM;
+  SDPA_DEVICE static float *part_of(char *smem, int group) {
+    return reinterpret_cast<float *>(smem + group * Traits::kGroupBytes);
+  }
+
+  SDPA_DEVICE static float keep_scale(Params const &params) {
+    if constexpr (Traits::kHasDropout) return params.dropout.keep_scale;
+    return 1.f;
   }
 };
 

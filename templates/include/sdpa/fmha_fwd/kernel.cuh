@@ -4,36 +4,46 @@
 //   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)             float32 [B, Hq, Sq]
 //
 // Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
-// run time, and also take a mask, a length per sequence and head dimensions below kHeadDim; a variant has dropout.
+// run time, and also take a mask, a length per sequence and head dimensions below kHeadDim; a variant has dropout, and
+// another splits the keys of a tile over several CTAs instead of taking masks.
 //
 // Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, mask.cuh, epilogue.cuh; kernel_traits.cuh has the
-// layouts, dense_mask.cuh and dropout.cuh what only general kernels do. The logits never leave registers; Q, K and V are
+// layouts, dense_mask.cuh, dropout.cuh and split.cuh what only general kernels do. The logits never leave registers; Q, K and V are
 // read once per tile.
 #pragma once
 
 #include "sdpa/fmha_fwd/epilogue.cuh"
 #include "sdpa/fmha_fwd/mainloop.cuh"
+#include "sdpa/fmha_fwd/split.cuh"
 
 namespace sdpa::fmha_fwd {
 
 template <class Traits>
 struct Kernel {
+  using Arch = typename Traits::Arch;
+
   SDPA_DEVICE static void run(typename Traits::Params const &params) {
-    using Arch = typename Traits::Arch;
+    if constexpr (Traits::kIsSplit) {
+      run_split(params);
+    } else {
+      run_tile(params);
+    }
+  }
+
+ private:
+  SDPA_DEVICE static void run_tile(typename Traits::Params const &params) {
     char *const smem = Arch::dynamic_smem();
     WorkTile const tile = work_tile(params, Arch::block_idx());
     Sequence const sequence = Sequence::make(params, tile.bidb);
     int const first_row = tile.m_block * Traits::kBlockM;
     if (Traits::kIsGeneral && first_row >= sequence.num_rows) return;
-    KeyRange const keys = KeyRange::make<Traits>(sequence, tile.m_block);
+    KeyRange const keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
     if (keys.n_block_max == 0 || (Traits::kIsGeneral && first_row >= sequence.seqlen_q)) {
       Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
     }
 
-    Tensor tOrO = partition_fragment_C(typename Traits::TiledMma{},
-                                       Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // ((2, 2), MMA_M, MMA_K)
-    clear(tOrO);
+    Tensor tOrO = make_accumulator();
     typename Mainloop<Traits>::SoftmaxState softmax;
     Mainloop<Traits>::run(params, tile, sequence, keys, smem, tOrO, softmax);
 
@@ -45,7 +55,44 @@ struct Kernel {
     }
   }
 
- private:
+  SDPA_DEVICE static void run_split(typename Traits::Params const &params) {
+    char *const smem = Arch::dynamic_smem();
+    int split_index, tile_of_head, head;
+    params.scheduler.m_blocks(head, tile_of_head, Arch::block_idx());
+    WorkTile tile;
+    params.m_blocks(split_index, tile.m_block, tile_of_head);
+    params.scheduler.heads_q(tile.bidb, tile.bidh_kv, head);
+    int const heads_per_kv = params.heads_per_kv.divisor;
+    tile.bidh = tile.bidh_kv * heads_per_kv;
+
+    Sequence sequence = Sequence::make(params, tile.bidb);
+    sequence.seqlen_q *= heads_per_kv;
+    sequence.num_rows *= heads_per_kv;
+    int const first_row = tile.m_block * Traits::kBlockM;
+    if (first_row >= sequence.num_rows) return;
+    KeyRange const all_keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    if (all_keys.n_block_max == 0 || first_row >= sequence.seqlen_q) {
+      if (split_index == 0) Epilogue<Traits>::store_empty(params, tile, sequence);
+      return;
+    }
+    KeySplit const split = KeySplit::make(split_index, params.num_splits, all_keys.n_block_max);
+    if (split.index >= split.num_active) return;
+    Sequence const part = split.template of<Traits>(sequence);
+
+    Tensor tOrO = make_accumulator();
+    typename Mainloop<Traits>::SoftmaxState softmax;
+    Mainloop<Traits>::run(params, tile, part, KeyRange::make<Traits>(params, part, tile.m_block), smem, tOrO, softmax);
+    int const tile_index = head * params.m_blocks.divisor + tile.m_block;
+    SplitEpilogue<Traits>::store_tile(params, tile, sequence, split, tile_index, smem, tOrO, softmax);
+  }
+
+  SDPA_DEVICE static auto make_accumulator() {  // ((2, 2), MMA_M, MMA_K)
+    Tensor tOrO = partition_fragment_C(typename Traits::TiledMma{},
+                                       Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
+    clear(tOrO);
+    return tOrO;
+  }
+
   template <class Accumulator, class SoftmaxState>
   SDPA_DEVICE static void store(typename Traits::Params const &params, WorkTile const &tile, Sequence const &sequence,
                                 char *smem, Accumulator &tOrO, SoftmaxState &softmax) {

@@ -25,11 +25,13 @@ namespace sdpa::fmha_fwd {
 using namespace cute;
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, int kCtasPerSm_>
+          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, bool kIsSplit_,
+          int kCtasPerSm_>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
-  using Params = std::conditional_t<kIsGeneral_, GeneralParams, fmha_fwd::Params>;
+  using Params = std::conditional_t<kIsSplit_, SplitParams,
+                                    std::conditional_t<kIsGeneral_, GeneralParams, fmha_fwd::Params>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
@@ -40,6 +42,8 @@ struct KernelTraits {
   static constexpr bool kIsCausal = kIsCausal_;
   static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kHasDropout = kHasDropout_;
+  static constexpr bool kIsSplit = kIsSplit_;
+  static constexpr bool kHasMasks = kIsGeneral && !kIsSplit;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr int kCtasPerSm = kCtasPerSm_;
 
@@ -54,6 +58,7 @@ struct KernelTraits {
   static_assert(kStages == 1 || kKvGroups == 1, "KV groups work on rings of three tiles");
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
+  static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
   static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
   // Columns of q and k, and of v and out.
@@ -66,11 +71,28 @@ struct KernelTraits {
     return kHeadDim;
   }
 
+  // The position in its sequence of row `row`: a tile of a split kernel holds the rows of all heads of a key head.
+  SDPA_DEVICE static int position(Params const &params, int row) {
+    if constexpr (kIsSplit) return params.heads_per_kv.div(row);
+    return row;
+  }
+
+  // Elements from row 0 of the tile's (first) head to row `row` of the tile.
+  SDPA_DEVICE static int64_t row_offset(Params const &params, TensorRef const &tensor, int64_t row) {
+    if constexpr (kIsSplit) {
+      int position, head;
+      params.heads_per_kv(position, head, static_cast<int>(row));
+      return position * tensor.row_stride + head * tensor.head_stride;
+    } else {
+      return row * tensor.row_stride;
+    }
+  }
+
   // ---- order of the keys ----
   // Row r of a K or V tile, and column r of S, is key KeyOrder(r) of the block. For a dense mask the keys of 32 are
   // permuted so that the columns 8t + 2l + {0, 1} of lane l in a quad are its neighbours 8l + 2t + {0, 1}; softmax and
   // P V do not care. Dropout needs the order as it is.
-  static constexpr bool kPermuteKeys = kIsGeneral && !kHasDropout;
+  static constexpr bool kPermuteKeys = kHasMasks && !kHasDropout;
   static constexpr int kMaskRun = kPermuteKeys ? 8 : 2;  // neighbouring keys that a thread holds
   using KeyOrder = std::conditional_t<
       kPermuteKeys, Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,
@@ -119,6 +141,9 @@ struct KernelTraits {
       Copy_Atom<typename Arch::CpAsync, Element>{},
       Layout<Shape<Int<kRowsPerPass>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
       Layout<Shape<_1, _8>>{}));
+  // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
+  // At head_dim 80 the plain kernel spills without this, and the causal one with it.
+  static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
   static_assert(kBlockN % kRowsPerPass == 0, "a pass of the K and V loads covers whole tiles");
   static_assert(kQDirect || kBlockM % kRowsPerPass == 0, "a pass of the Q loads covers whole tiles");
 };

@@ -25,6 +25,37 @@ inline Status check_tensor(char const *name, void const *data, int64_t const (&s
   return {};
 }
 
+// Tiles of query rows: a CTA each, or with split kernels num_splits CTAs.
+template <class Traits>
+int64_t num_m_blocks(sdpa_params const &p) {
+  int64_t const heads = Traits::kIsSplit ? p.num_heads_q / p.num_heads_kv : 1;
+  return (p.seqlen_q * heads + Traits::kBlockM - 1) / Traits::kBlockM;
+}
+
+template <class Traits>
+int64_t num_tiles(sdpa_params const &p) {
+  return num_m_blocks<Traits>(p) * p.batch * (Traits::kIsSplit ? p.num_heads_kv : p.num_heads_q);
+}
+
+// The statistics of all splits of a tile meet in shared memory.
+template <class Traits>
+inline constexpr int kMaxSplits = Traits::kSmemBytes / (static_cast<int>(sizeof(float2)) * Traits::kBlockM);
+
+template <class Traits>
+Status check_split(sdpa_params const &p) {
+  if (p.mask != nullptr) return make_status(SDPA_NOT_SUPPORTED, "mask is given; a split kernel takes none");
+  if (p.num_splits < 1 || p.num_splits > kMaxSplits<Traits>)
+    return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits,
+                       kMaxSplits<Traits>);
+  if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * Traits::kBlockM)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
+                       p.seqlen_q, p.num_heads_q / p.num_heads_kv);
+  if (p.num_splits > 1 && num_tiles<Traits>(p) > SDPA_MAX_SPLIT_TILES)
+    return make_status(SDPA_NOT_SUPPORTED, "num_splits is %d with %lld tiles; more than 1 split takes at most %d tiles",
+                       p.num_splits, static_cast<long long>(num_tiles<Traits>(p)), SDPA_MAX_SPLIT_TILES);
+  return {};
+}
+
 template <class Traits>
 Status can_implement(sdpa_params const &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
@@ -33,7 +64,11 @@ Status can_implement(sdpa_params const &p) {
   if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 2 * Traits::kBlockM)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 256",
                        p.seqlen_q, p.seqlen_k);
-  int64_t const ctas = (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
+  if constexpr (Traits::kIsSplit) {
+    Status const status = check_split<Traits>(p);
+    if (!status.ok()) return status;
+  }
+  int64_t const ctas = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
   if (ctas > INT_MAX)
     return make_status(SDPA_NOT_SUPPORTED,
                        "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
@@ -130,17 +165,34 @@ typename Traits::Params to_params(sdpa_params const &p) {
     if (p.mask && p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
     params.dropout = to_dropout(p);
   }
+  if constexpr (Traits::kIsSplit) {
+    int const m_blocks = static_cast<int>(num_m_blocks<Traits>(p));
+    params.heads_per_kv = cutlass::FastDivmod(p.num_heads_q / p.num_heads_kv);
+    params.m_blocks = cutlass::FastDivmod(m_blocks);
+    params.scheduler = TileScheduler::make(m_blocks * p.num_splits, p.batch, p.num_heads_kv, p.num_heads_kv, 0);
+    params.num_splits = p.num_splits;
+    int64_t const rows = num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
+    params.partial_out = static_cast<float *>(p.workspace);
+    params.partial_stats = reinterpret_cast<float2 *>(params.partial_out + rows * Traits::kHeadDim);
+    params.arrivals = p.split_arrivals;
+  }
   return params;
 }
 
 template <class Traits, void (*kKernel)(typename Traits::Params)>
 Status launch(sdpa_params const &p, void *stream) {
   auto const params = to_params<Traits>(p);
-  int64_t const grid = int64_t{params.scheduler.num_m_blocks} * p.batch * p.num_heads_q;
+  int64_t const grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
   return Traits::Arch::launch(kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params, stream);
 }
 
-inline uint64_t no_workspace(sdpa_params const &) { return 0; }
+// Of a split kernel: O and the statistics of every split of every tile.
+template <class Traits>
+uint64_t workspace_bytes(sdpa_params const &p) {
+  if (!Traits::kIsSplit || p.num_splits <= 1) return 0;
+  uint64_t const rows = static_cast<uint64_t>(num_tiles<Traits>(p)) * p.num_splits * Traits::kBlockM;
+  return rows * (Traits::kHeadDim * sizeof(float) + sizeof(float2));
+}
 
 // Traits adds kName to KernelTraits.
 template <class Traits, void (*kKernel)(typename Traits::Params)>
@@ -161,10 +213,11 @@ KernelRow make_row() {
   row.info.is_causal = Traits::kIsCausal;
   row.info.is_general = Traits::kIsGeneral;
   row.info.has_dropout = Traits::kHasDropout;
+  row.info.is_split = Traits::kIsSplit;
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;
-  row.workspace_bytes = no_workspace;
+  row.workspace_bytes = workspace_bytes<Traits>;
   row.launch = launch<Traits, kKernel>;
   row.kernel = reinterpret_cast<void const *>(kKernel);
   row.threads = Traits::kThreads;

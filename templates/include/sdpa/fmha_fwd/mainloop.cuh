@@ -20,24 +20,9 @@
 #include "sdpa/fmha_fwd/kernel_traits.cuh"
 #include "sdpa/fmha_fwd/mask.cuh"
 #include "sdpa/fmha_fwd/softmax.cuh"
+#include "sdpa/fmha_fwd/tile_copy.cuh"
 
 namespace sdpa::fmha_fwd {
-
-// Copies a tile of kHeadDim columns to shared memory. Rows from num_rows on become zero with kPredicateRows, columns
-// from num_cols on with kPredicateCols.
-template <bool kPredicateRows, bool kPredicateCols, class CopyAtom, class Gmem, class Smem, class Coords>
-SDPA_DEVICE void load_tile(CopyAtom const &copy, Gmem const &tXgX, Smem &&tXsX, Coords const &tXcX, int num_rows,
-                           int num_cols) {
-  CUTE_UNROLL
-  for (int m = 0; m < size<1>(tXgX); ++m) {
-    bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < num_rows;
-    CUTE_UNROLL
-    for (int k = 0; k < size<2>(tXgX); ++k) {
-      bool const exists = row_exists && (!kPredicateCols || get<1>(tXcX(0, m, k)) < num_cols);
-      cute::copy(copy.with(exists), tXgX(_, m, k), tXsX(_, m, k));
-    }
-  }
-}
 
 // acc += A B. Operands of the next k-step are fetched from shared memory under the multiplication of this one; an A
 // that is already in registers is not fetched. tCsX are views of shared memory, tCrX_view the fragments as ldmatrix
@@ -71,6 +56,7 @@ struct Mainloop {
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr bool kIsGeneral = Traits::kIsGeneral;
+  static constexpr bool kHasMasks = Traits::kHasMasks;
   static constexpr int kStages = Traits::kStages;
   static constexpr int kKvGroups = Traits::kKvGroups;
   static constexpr int kRing = Traits::kRingTiles;
@@ -105,45 +91,36 @@ struct Mainloop {
     auto const v_ptr = base(params.v, tile.bidh_kv, sequence.first_row_k);
     Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(sequence.seqlen_q, Int<kHeadDim>{}),
                             make_stride(params.q.row_stride, _1{}));  // (seqlen_q, kHeadDim)
-    Tensor mK = make_tensor(make_gmem_ptr(k_ptr), make_shape(sequence.seqlen_k, Int<kHeadDim>{}),
-                            make_stride(params.k.row_stride, _1{}));  // (seqlen_k, kHeadDim)
-    Tensor mV = make_tensor(make_gmem_ptr(v_ptr), make_shape(sequence.seqlen_k, Int<kHeadDim>{}),
-                            make_stride(params.v.row_stride, _1{}));  // (seqlen_k, kHeadDim)
     Tensor gQ = local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
-    Tensor gK = in_key_order(
-        local_tile(mK, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0)));  // (kBlockN, kHeadDim, blocks)
-    Tensor gV = in_key_order(
-        local_tile(mV, Shape<Int<kBlockN>, Int<kHeadDim>>{}, make_coord(_, 0)));  // (kBlockN, kHeadDim, blocks)
     Tensor sQ = make_tensor(make_smem_ptr(smem_elements), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
     auto const sK = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
       return make_tensor(make_smem_ptr(smem_k + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
-    };
-    auto const sV = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
-      return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
     };
     auto const sVt = [&](int slot) SDPA_INLINE_LAMBDA {  // (kHeadDim, kBlockN)
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
     };
 
     // ---- global → shared ----
-    typename Traits::GmemTiledCopy gmem_copy;
-    auto const gmem_thr_copy = gmem_copy.get_slice(tid);
-    Tensor tKgK = gmem_thr_copy.partition_S(gK);  // (8, CPY_N, CPY_K, blocks)
-    Tensor tVgV = gmem_thr_copy.partition_S(gV);  // (8, CPY_N, CPY_K, blocks)
-    Tensor tKcK = gmem_thr_copy.partition_S(
-        in_key_order(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{})));  // (8, CPY_N, CPY_K) → (key, col)
-    Copy_Atom<typename Arch::CpAsync, Element> const cp_async;
+    using CopyKV = TileCopy<Traits, kBlockN, typename Traits::KeyOrder>;
+    CopyKV const copy_k(k_ptr, sequence.seqlen_k, params.k.row_stride, tid);
+    CopyKV const copy_v(v_ptr, sequence.seqlen_k, params.v.row_stride, tid);
+    [[maybe_unused]] Tensor tKgK = copy_k.source();  // (8, CPY_N, CPY_K, blocks)
+    [[maybe_unused]] Tensor tVgV = copy_v.source();  // (8, CPY_N, CPY_K, blocks)
+    auto const load = [&](auto may_end, CopyKV const &copy, auto const &source, int n_block, Element *tile_of_slot,
+                          int num_cols) SDPA_INLINE_LAMBDA {
+      int const rows_left = sequence.seqlen_k - n_block * kBlockN;
+      if constexpr (Traits::kRecomputesAddresses) {
+        copy.template load<decltype(may_end)::value>(copy.source(), n_block, tile_of_slot, rows_left, num_cols);
+      } else {
+        copy.template load<decltype(may_end)::value>(source, n_block, tile_of_slot, rows_left, num_cols);
+      }
+    };
     // Only a group's first block can reach beyond seqlen_k.
     auto const load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
-      load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tKgK(_, _, _, n_block),
-                                                      gmem_thr_copy.partition_D(sK(slot)), tKcK,
-                                                      sequence.seqlen_k - n_block * kBlockN, Traits::head_dim(params));
+      load(may_end, copy_k, tKgK, n_block, smem_k + slot * Traits::kTileKV, Traits::head_dim(params));
     };
     auto const load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
-      load_tile<decltype(may_end)::value, kIsGeneral>(cp_async, tVgV(_, _, _, n_block),
-                                                      gmem_thr_copy.partition_D(sV(slot)), tKcK,
-                                                      sequence.seqlen_k - n_block * kBlockN,
-                                                      Traits::head_dim_v(params));
+      load(may_end, copy_v, tVgV, n_block, smem_v + slot * Traits::kTileKV, Traits::head_dim_v(params));
     };
 
     // ---- shared → registers → MMA ----
@@ -165,7 +142,7 @@ struct Mainloop {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    if constexpr (!Traits::kQDirect) load_q(params, tile, sequence, gQ, sQ);
+    if constexpr (!Traits::kQDirect) load_q(params, tile, sequence, q_ptr, smem_elements);
     if constexpr (Traits::kQInRegs) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
@@ -177,7 +154,7 @@ struct Mainloop {
     if constexpr (kStages == 1) {
       if (n_block >= 0) load_k(true_type{}, n_block, 0);
       Arch::cp_async_fence();
-      if constexpr (Traits::kQDirect) load_q_direct(params, tile, sequence, thr_mma.partition_A(gQ), tSrQ, thr_mma);
+      if constexpr (Traits::kQDirect) load_q_direct(params, tile, sequence, q_ptr, gQ, tSrQ, thr_mma);
       if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);
       Arch::cp_async_fence();
       if constexpr (kRing == 3) {
@@ -203,7 +180,7 @@ struct Mainloop {
     // ---- what only general kernels have ----
     int const first_row = tile.m_block * kBlockM;
     [[maybe_unused]] auto mask = [&] {
-      if constexpr (kIsGeneral) {
+      if constexpr (kHasMasks) {
         return DenseMask<Traits>(params.mask, tile.bidb, tile.bidh);
       } else {
         return nullptr;
@@ -252,7 +229,7 @@ struct Mainloop {
       constexpr bool kWhole = !decltype(needs_mask)::value;
       constexpr MaskKind kMask = decltype(mask_kind)::value;
       int const first_col = n_block * kBlockN;
-      if constexpr (kIsGeneral) mask.template fetch<kMask, kWhole>(tScS, first_row, first_col, sequence);
+      if constexpr (kHasMasks) mask.template fetch<kMask, kWhole>(tScS, first_row, first_col, sequence);
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
       clear(tSrS);
@@ -274,13 +251,13 @@ struct Mainloop {
 
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
       bool is_seen = true;
-      if constexpr (kIsGeneral) {
+      if constexpr (kHasMasks) {
         if constexpr (kMask == MaskKind::kBool)
           is_seen = mask.template select<kWhole>(scores, tScS, first_row, first_col, sequence);
         if constexpr (kMask == MaskKind::kBias) mask.template add<kWhole>(scores, tScS, first_row, first_col, sequence);
       }
       if (is_seen) {
-        if constexpr (!kWhole) apply_mask<Traits::kMayBeCausal>(scores, tScS, first_row, first_col, sequence);
+        if constexpr (!kWhole) apply_mask<Traits>(scores, tScS, first_row, first_col, params, sequence);
         softmax.template update<kMask == MaskKind::kBias>(scores, tOrO_rows, params.softmax_scale_log2);
 
         Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
@@ -307,7 +284,7 @@ struct Mainloop {
       while (n_block >= keys.n_block_full) step(true_type{}, mask_kind);
       while (n_block >= 0) step(false_type{}, mask_kind);
     };
-    if constexpr (kIsGeneral) {
+    if constexpr (kHasMasks) {
       if (params.mask.type == MaskType::kBool) {
         walk(constant<MaskKind, MaskKind::kBool>{});
       } else if (params.mask.is_bias()) {
@@ -322,18 +299,6 @@ struct Mainloop {
   }
 
  private:
-  // (kBlockN, ...) → the same with its rows in the order of a tile of shared memory
-  template <class Keys>
-  SDPA_DEVICE static auto in_key_order(Keys const &keys) {
-    if constexpr (!Traits::kPermuteKeys) {
-      return keys;
-    } else if constexpr (Keys::rank == 2) {
-      return keys.compose(typename Traits::KeyOrder{}, _);
-    } else {
-      return keys.compose(typename Traits::KeyOrder{}, _, _);
-    }
-  }
-
   // The first V lies beside the first K in a ring of three; otherwise K and V have buffers of their own, counted alike.
   static constexpr int kFirstSlotV = kStages == 1 && kRing == 3 ? 1 : 0;
 
@@ -341,41 +306,42 @@ struct Mainloop {
   // the buffer before this one.
   SDPA_DEVICE static int before(int slot) { return slot == 0 ? 2 : slot - 1; }
 
-  // Reads the tile's rows of Q straight into the operand's registers: no shared memory, no barrier.
+  // Reads the tile's rows of Q straight into the operand's registers: no shared memory, no barrier. `q_ptr` is row 0 of
+  // the tile's head, in a split kernel of the first head of its key head.
   template <class Gmem, class Fragment, class ThrMma>
   SDPA_DEVICE static void load_q_direct(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                        Gmem const &tSgQ, Fragment &tSrQ, ThrMma const &thr_mma) {
+                                        Element const *q_ptr, Gmem const &gQ, Fragment &tSrQ, ThrMma const &thr_mma) {
     Tensor tScQ = thr_mma.partition_A(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+    Tensor tSgQ = thr_mma.partition_A(gQ);
     auto pairs = recast<uint32_t>(tSrQ);
-    int const num_rows = sequence.seqlen_q - tile.m_block * kBlockM;
+    int const first_row = tile.m_block * kBlockM;
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) {
+      int const row = get<0>(tScQ(2 * i)), col = get<1>(tScQ(2 * i));
       bool const inside =
-          get<0>(tScQ(2 * i)) < num_rows && (!kIsGeneral || get<1>(tScQ(2 * i)) < Traits::head_dim(params));
-      pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(&tSgQ(2 * i)) : 0u;
+          row < sequence.seqlen_q - first_row && (!kIsGeneral || col < Traits::head_dim(params));
+      Element const *source = &tSgQ(2 * i);
+      if constexpr (Traits::kIsSplit) source = q_ptr + Traits::row_offset(params, params.q, first_row + row) + col;
+      pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(source) : 0u;
     }
   }
 
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
-  template <class Gmem, class Smem>
-  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Sequence const &sequence, Gmem const &gQ,
-                                 Smem &sQ) {
-    typename Traits::GmemTiledCopy copy;
-    auto const thr_copy = copy.get_slice(Arch::thread_idx());
-    Tensor tQsQ = thr_copy.partition_D(sQ);  // (8, CPY_M, CPY_K)
-    Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
-    load_tile<true, kIsGeneral>(Copy_Atom<typename Arch::CpAsync, Element>{}, thr_copy.partition_S(gQ), tQsQ, tQcQ,
-                                sequence.seqlen_q - tile.m_block * kBlockM, Traits::head_dim(params));
+  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Sequence const &sequence,
+                                 Element const *q_ptr, Element *smem_q) {
+    TileCopy<Traits, kBlockM> const copy(q_ptr, sequence.seqlen_q, params.q.row_stride, Arch::thread_idx());
+    copy.template load<true>(copy.source(), tile.m_block, smem_q, sequence.seqlen_q - tile.m_block * kBlockM,
+                             Traits::head_dim(params));
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
-      negate(tQsQ);
+      negate(copy.destination(smem_q));
     }
   }
 
   // Two elements at a time.
   template <class Elements>
-  SDPA_DEVICE static void negate(Elements &elements) {
+  SDPA_DEVICE static void negate(Elements &&elements) {
     auto pairs = recast<uint32_t>(elements);
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) pairs(i) ^= 0x80008000u;

@@ -1,9 +1,11 @@
 // What one launch of a fused kernel receives: pointers, strides in elements, lengths, and the scheduler's divisors.
 // Made from the C ABI's sdpa_params by launch.cuh; holds no compile-time fact of any kernel.
-// Plain kernels take Params, general ones GeneralParams.
+// Plain kernels take Params, general ones GeneralParams, split ones SplitParams.
 #pragma once
 
 #include <cstdint>
+
+#include <vector_types.h>
 
 #include "sdpa/fmha_fwd/tile_scheduler.cuh"
 
@@ -77,6 +79,16 @@ struct GeneralParams : Params {
   LengthsRef lengths_k;
   MaskRef mask;
   DropoutRef dropout;
+};
+
+// Where the CTAs that share a tile's keys meet; see split.cuh. A tile is one of num_m_blocks * batch * num_heads_kv.
+struct SplitParams : GeneralParams {
+  cutlass::FastDivmod heads_per_kv;
+  cutlass::FastDivmod m_blocks;  // the scheduler counts m_blocks of all splits
+  int32_t num_splits;
+  float *partial_out;     // [tiles][num_splits][kBlockM][kHeadDim]
+  float2 *partial_stats;  // [tiles][num_splits][kBlockM]: row_max in log2 units, row_sum
+  uint32_t *arrivals;     // [tiles], zero before and after a launch
 };
 
 }  // namespace sdpa::fmha_fwd

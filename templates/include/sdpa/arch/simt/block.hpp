@@ -4,8 +4,8 @@
 // stops; the last to arrive executes for all. A barrier is a collective too: the warp's lanes meet, then the warp as a
 // whole arrives at the barrier. Every rule that a kernel can break ends the block with a message naming kernel,
 // block, warp and thread; its fibers are dropped, and the Block is ready for another run.
-// Not found: data races between collectives in the schedule at hand (try other seeds), and a thread that spins on
-// memory for ever.
+// Races on shared memory are such rules, found by shadow.hpp in every schedule. Not found: races on global memory, and
+// a thread that spins on memory for ever.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,15 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <vector>
 
+#include "sdpa/arch/simt/bank_conflicts.hpp"
 #include "sdpa/arch/simt/cp_async.hpp"
 #include "sdpa/arch/simt/fiber.hpp"
 #include "sdpa/arch/simt/schedule.hpp"
+#include "sdpa/arch/simt/shadow.hpp"
 #include "sdpa/arch/simt/shared_memory.hpp"
 #include "sdpa/arch/simt/warp.hpp"
 
@@ -52,6 +55,28 @@ class Block {
   Warp &warp() { return warps_[current_ / kWarpSize]; }
   SharedMemory &shared_memory() { return shared_memory_; }
   CpAsyncQueue &copies() { return threads_[current_].copies; }
+  BankConflicts &bank_conflicts() { return bank_conflicts_; }
+  int first_thread(const Warp &warp) const { return int(&warp - warps_.data()) * kWarpSize; }
+
+  // The running thread calls the machine from this place; a function of its own called sync_group is no place.
+  void enter(const char *file, int line, const char *function) {
+    if (std::strcmp(function, "sync_group") != 0) threads_[current_].site = sites_.number_of(file, line);
+  }
+
+  // Accesses to shared memory, for the shadow: races end the block. `address` is in shared memory.
+  void observe_read(const void *address, size_t bytes, AccessKind kind, int thread) {
+    const Shadow::Race race = shadow_.read(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
+    if (race.found) fail_race(race, kind, thread);
+  }
+  void observe_write(const void *address, size_t bytes, AccessKind kind, int thread) {
+    const Shadow::Race race = shadow_.write(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
+    if (race.found) fail_race(race, kind, thread);
+  }
+  // A cp.async of the running thread was waited for.
+  void observe_landing(const void *destination) {
+    shadow_.complete(shared_memory_.offset(destination), CpAsyncQueue::kBytes, current_);
+  }
+  void sync_warp(const Warp &warp) { shadow_.sync_warp(first_thread(warp) / kWarpSize); }
 
   // Returns when all live lanes of the warp have met here and the collective was executed.
   void meet(const Collective &collective) { meet(collective, -1, 0); }
@@ -66,6 +91,7 @@ class Block {
   struct Thread {
     Fiber fiber{Fiber::kStackBytes};
     CpAsyncQueue copies;
+    uint8_t site = 0;  // of its last call, in sites_
   };
   struct Barrier {
     int num_warps = 0;  // that wait there
@@ -87,6 +113,7 @@ class Block {
   [[noreturn]] void exit_thread();
   [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
   [[noreturn]] void fail_deadlock();
+  [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread);
 
   static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
 
@@ -100,6 +127,9 @@ class Block {
   Fiber main_;
   Schedule schedule_;
   SharedMemory shared_memory_;
+  Shadow shadow_;
+  Sites sites_;
+  BankConflicts bank_conflicts_;
   std::vector<Thread> threads_;
   std::array<Barrier, kNumBarriers> barriers_;
   std::array<Warp, kMaxThreads / kWarpSize> warps_;
@@ -107,10 +137,14 @@ class Block {
 };
 
 // The block that this OS thread runs, for the kernel's side of the engine.
-inline thread_local Block *current_block = nullptr;
+SDPA_SIMT_THREAD_LOCAL Block *current_block = nullptr;
+
+// Whether this OS thread is busy with what an observed access means; see observed.hpp.
+SDPA_SIMT_THREAD_LOCAL bool is_observing = false;
 
 inline bool Block::run(const KernelCall &call, int64_t index) {
   reset(call, index);
+  is_observing = false;
   current_block = this;
   switch_fiber(main_, threads_[size_t(current_)].fiber);
   current_block = nullptr;
@@ -134,6 +168,9 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
   error_[0] = '\0';
   schedule_.start(call.seed, index);
   shared_memory_.reset(call.smem_bytes);
+  shadow_.reset(call.smem_bytes, num_warps_);
+  sites_.clear();
+  bank_conflicts_.start(shared_memory_.data(), num_warps_);
   barriers_.fill({});
   while (threads_.size() < size_t(call.threads)) threads_.emplace_back();
   for (int w = 0; w < num_warps_; ++w) {
@@ -147,6 +184,7 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
   for (int i = 0; i < call.threads; ++i) {
     threads_[size_t(i)].fiber.prepare(&Block::fiber_main, i);
     threads_[size_t(i)].copies.clear();
+    threads_[size_t(i)].site = 0;
   }
   const int first_warp = schedule_.first_warp(0, num_warps_);
   current_ = first_warp * kWarpSize + schedule_.next_lane(warps_[size_t(first_warp)].ready, kWarpSize - 1);
@@ -224,6 +262,7 @@ inline void Block::execute(Warp &warp) {
   }
   warp.arrived = 0;
   warp.ready = warp.live;
+  bank_conflicts_.count_cp_async(int(&warp - warps_.data()));
   warp.collective->execute(*this, warp);
 }
 
@@ -254,12 +293,15 @@ inline void Block::release_if_complete(int barrier) {
   const int needed = barrier == 0 ? num_live_warps_ : state.num_threads / kWarpSize;
   if (state.num_warps == 0 || state.num_warps != needed) return;
   state.num_warps = 0;
+  uint32_t released = 0;
   for (int w = 0; w < num_warps_; ++w) {
     Warp &warp = warps_[size_t(w)];
     if (warp.waits_at != barrier) continue;
     warp.waits_at = -1;
     warp.ready = warp.live;
+    released |= 1u << w;
   }
+  shadow_.sync_warps(released);
 }
 
 // Negative when no thread can run.
@@ -321,6 +363,19 @@ inline void Block::fail_divergence(const Collective &collective, int barrier, in
   describe(here, collective, barrier, barrier_threads);
   describe(there, *warp.collective, warp.barrier, warp.barrier_threads);
   fail("the warp diverged: this lane reached %s while lanes 0x%08x wait in %s", here, warp.arrived, there);
+}
+
+inline void Block::fail_race(const Shadow::Race &race, AccessKind kind, int thread) {
+  char here[80], there[80];
+  sites_.describe(threads_[size_t(thread)].site, here);
+  if (race.is_unwritten) {
+    fail("data race at byte %zu of shared memory: %s, in thread %d behind %s, what nobody wrote", race.offset,
+         verb(kind), thread, here);
+  }
+  sites_.describe(race.earlier.site, there);
+  fail("data race at byte %zu of shared memory: %s, in thread %d behind %s; %s there, in thread %d behind %s, %s",
+       race.offset, verb(kind), thread, here, verb(race.earlier.kind), race.earlier.thread, there,
+       race.earlier.is_pending ? "and no wait has covered it" : "and no barrier orders the two");
 }
 
 inline void Block::fail_deadlock() {

@@ -22,7 +22,11 @@ inline void execute_mma(Block &, Warp &warp) {
 // Lane l holds the address of row l % 8 of matrix l / 8, an 8x8 matrix of 16-bit elements. It receives from every
 // matrix the elements [l / 4, 2 (l % 4)..], two of them; of the transposed matrix with kTranspose.
 template <bool kTranspose>
-inline void execute_ldmatrix(Block &, Warp &warp) {
+SDPA_SIMT_UNOBSERVED inline void execute_ldmatrix(Block &block, Warp &warp) {
+  block.bank_conflicts().add_ldmatrix(warp.slots.ldmatrix_row);
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    block.observe_read(warp.slots.ldmatrix_row[lane], 16, AccessKind::kLdmatrix, block.first_thread(warp) + lane);
+  }
   for (int matrix = 0; matrix < 4; ++matrix) {
     uint16_t elements[8][8];
     for (int row = 0; row < 8; ++row) {
@@ -55,7 +59,7 @@ inline void execute_any(Block &, Warp &warp) {
   warp.slots.vote = 0;
 }
 
-inline void execute_nothing(Block &, Warp &) {}
+inline void execute_syncwarp(Block &block, Warp &warp) { block.sync_warp(warp); }
 
 template <class Element>
 inline constexpr Collective kMma{"mma", true, &execute_mma<Element>};
@@ -63,7 +67,7 @@ template <bool kTranspose>
 inline constexpr Collective kLdmatrix{kTranspose ? "ldmatrix.trans" : "ldmatrix", true, &execute_ldmatrix<kTranspose>};
 inline constexpr Collective kShuffle{"shfl_xor", false, &execute_shuffle};
 inline constexpr Collective kAny{"any", false, &execute_any};
-inline constexpr Collective kSyncWarp{"syncwarp", false, &execute_nothing};
+inline constexpr Collective kSyncWarp{"syncwarp", false, &execute_syncwarp};
 
 inline void check_shared_row(Block &block, const char *what, const void *address) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) {
@@ -80,16 +84,27 @@ inline int thread_idx() { return current_block->thread_idx(); }
 inline int block_idx() { return int(current_block->block_idx()); }
 inline char *dynamic_smem() { return current_block->shared_memory().data(); }
 
-inline void syncthreads() { current_block->sync(0, 0); }
+// Where a kernel calls from: defaults of the functions below. A wrapper called sync_group says nothing of its own.
+#define SDPA_SIMT_CALLER                                                                                  \
+  const char *file = __builtin_FILE(), int line = __builtin_LINE(), const char *function = __builtin_FUNCTION()
+
+inline void syncthreads(SDPA_SIMT_CALLER) {
+  current_block->enter(file, line, function);
+  current_block->sync(0, 0);
+}
 
 // bar.sync barrier, num_threads: barrier in 1..15, num_threads a multiple of the warp size.
-inline void sync_group(int barrier, int num_threads) {
+inline void sync_group(int barrier, int num_threads, SDPA_SIMT_CALLER) {
   Block &block = *current_block;
+  block.enter(file, line, function);
   if (barrier == 0) block.fail("sync_group: barrier 0 is syncthreads'");
   block.sync(barrier, num_threads);
 }
 
-inline void syncwarp() { current_block->meet(detail::kSyncWarp); }
+inline void syncwarp(SDPA_SIMT_CALLER) {
+  current_block->enter(file, line, function);
+  current_block->meet(detail::kSyncWarp);
+}
 
 // d = a b + c. Element is Half or Bfloat16; registers as in mma.hpp.
 template <class Element>
@@ -151,12 +166,21 @@ inline void cp_async(void *destination, const void *source, bool load) {
   if (load && reinterpret_cast<uintptr_t>(source) % CpAsyncQueue::kBytes != 0) {
     block.fail("cp.async: source %p is not 16-byte aligned", source);
   }
+  block.observe_write(destination, CpAsyncQueue::kBytes, AccessKind::kCpAsync, block.thread_idx());
+  block.bank_conflicts().add_cp_async(block.thread_idx(), destination);
   block.copies().issue(destination, source, load);
 }
 
-inline void cp_async_fence() { current_block->copies().commit(); }
+inline void cp_async_fence(SDPA_SIMT_CALLER) {
+  current_block->enter(file, line, function);
+  current_block->copies().commit();
+}
 
 // Waits until at most the `num_pending` youngest groups of this thread are pending.
-inline void cp_async_wait(int num_pending) { current_block->copies().wait(size_t(num_pending)); }
+inline void cp_async_wait(int num_pending, SDPA_SIMT_CALLER) {
+  Block &block = *current_block;
+  block.enter(file, line, function);
+  block.copies().wait(size_t(num_pending), [&](const void *destination) { block.observe_landing(destination); });
+}
 
 }  // namespace sdpa::simt

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "sdpa/arch/simt/shadow.hpp"
 #include "sdpa/arch/simt/shared_memory.hpp"
 
 namespace sdpa::simt {
@@ -25,7 +26,7 @@ class CpAsyncQueue {
   }
 
   // Without `load` the destination becomes zero and the source is never read.
-  void issue(void *destination, const void *source, bool load) {
+  SDPA_SIMT_UNOBSERVED void issue(void *destination, const void *source, bool load) {
     std::memset(destination, SharedMemory::kPoison, kBytes);
     copies_.push_back({destination, load ? source : nullptr});
     ++num_uncommitted_;
@@ -36,12 +37,17 @@ class CpAsyncQueue {
     num_uncommitted_ = 0;
   }
 
-  void wait(size_t num_pending) {
+  // completed(destination) is called for every copy that landed.
+  template <class Completed>
+  void wait(size_t num_pending, const Completed &completed) {
     if (groups_.size() <= num_pending) return;
     const size_t num_groups = groups_.size() - num_pending;
     size_t num_copies = 0;
     for (size_t i = 0; i < num_groups; ++i) num_copies += groups_[i];
-    for (size_t i = 0; i < num_copies; ++i) complete(copies_[i]);
+    for (size_t i = 0; i < num_copies; ++i) {
+      complete(copies_[i]);
+      completed(copies_[i].destination);
+    }
     copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(num_copies));
     groups_.erase(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(num_groups));
   }
@@ -55,7 +61,7 @@ class CpAsyncQueue {
     const void *source;  // null: zero fill
   };
 
-  static void complete(const Copy &copy) {
+  SDPA_SIMT_UNOBSERVED static void complete(const Copy &copy) {
     if (copy.source != nullptr) {
       std::memcpy(copy.destination, copy.source, kBytes);
     } else {

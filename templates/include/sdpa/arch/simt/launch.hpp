@@ -3,13 +3,15 @@
 // Blocks are handed out in ascending order to the calling thread and, for grids of more than one block, to helpers
 // that live as long as the launch. What a block computes does not depend on the number of helpers, nor does the
 // error: when blocks fail, the launch reports the failed block with the lowest index. Fiber stacks are kept for
-// later launches.
+// later launches. When the environment variable SDPA_CUTLASS_HOST_STATISTICS names a file, every launch appends a line
+// with its kernel's bank conflicts to it.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "sdpa/arch/simt/block.hpp"
+#include "sdpa/arch/simt/observed.hpp"
 #include "sdpa/registry.hpp"
 
 namespace sdpa::simt {
@@ -72,17 +75,34 @@ class Grid {
 
   // Runs blocks until none is left or one has failed.
   void work() {
+    BankCounts counts;
     try {
       std::unique_ptr<Block> block = BlockPool::instance().take();
       while (failed_block_.load() == num_blocks_) {
         const int64_t index = next_block_.fetch_add(1);
         if (index >= num_blocks_) break;
         if (!block->run(call_, index)) report(index, block->error());
+        counts += block->bank_conflicts().counts();
       }
       BlockPool::instance().give_back(std::move(block));
     } catch (const std::bad_alloc &) {
       report(-1, "out of memory for fiber stacks or shared memory");
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    counts_ += counts;
+  }
+
+  // One line of JSON: what all blocks have counted.
+  void write_statistics(const char *path) const {
+    std::FILE *const file = std::fopen(path, "a");
+    if (file == nullptr) return;
+    std::fprintf(file,
+                 "{\"kernel\": \"%s\", \"blocks\": %lld, \"ldmatrix\": %lld, \"ldmatrix_conflicts\": %lld, "
+                 "\"cp_async\": %lld, \"cp_async_conflicts\": %lld}\n",
+                 call_.name, static_cast<long long>(num_blocks_), static_cast<long long>(counts_.ldmatrix),
+                 static_cast<long long>(counts_.ldmatrix_conflicts), static_cast<long long>(counts_.cp_async),
+                 static_cast<long long>(counts_.cp_async_conflicts));
+    std::fclose(file);
   }
 
   Status status() const {
@@ -102,6 +122,7 @@ class Grid {
   std::atomic<int64_t> next_block_{0};
   std::atomic<int64_t> failed_block_;  // num_blocks_: none
   std::mutex mutex_;
+  BankCounts counts_;
   char error_[400] = {};
 };
 
@@ -130,6 +151,8 @@ inline Status run_grid(const KernelCall &call, int64_t num_blocks) {
   }
   grid.work();
   for (std::thread &helper : helpers) helper.join();
+  const char *const statistics = std::getenv("SDPA_CUTLASS_HOST_STATISTICS");
+  if (statistics != nullptr && statistics[0] != '\0') grid.write_statistics(statistics);
   return grid.status();
 }
 

@@ -31,6 +31,9 @@ class SharedMemory {
     return offset <= bytes_ && bytes <= bytes_ - offset;
   }
 
+  // Of an address inside.
+  size_t offset(const void *address) const { return size_t(static_cast<const unsigned char *>(address) - begin_); }
+
   bool guards_intact() const {
     for (size_t i = 0; i < kGuardBytes; ++i) {
       if (begin_[bytes_ + i] != kPoison || *(begin_ - 1 - i) != kPoison) return false;

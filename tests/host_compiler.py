@@ -1,0 +1,33 @@
+"""How tests call g++ on the host target's headers, outside CMake."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+
+def compiler() -> str:
+    """The path of g++. Raises FileNotFoundError."""
+    found = shutil.which("g++")
+    if found is None:
+        raise FileNotFoundError("g++ is not installed, and the host target is compiled with it")
+    return found
+
+
+def include_flags() -> list[str]:
+    """Include paths of CUTLASS and of the CUDA toolkit's wheels."""
+    cutlass = importlib.util.find_spec("cutlass_library")
+    nvidia = importlib.util.find_spec("nvidia")
+    found = [Path(spec.origin).parent / "source" / "include" for spec in (cutlass,) if spec and spec.origin]
+    for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
+        found += [Path(folder) / "cu13" / "include", Path(folder) / "cu13" / "include" / "cccl"]
+    return [f"-isystem{path}" for path in found if path.is_dir()]
+
+
+def vector_flags() -> tuple[str, ...]:
+    """What the library's host build asks of the compiler, if this processor has it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    wanted = ("avx2", "fma", "f16c")
+    return tuple(f"-m{name}" for name in wanted) if all(name in flags for name in wanted) else ()

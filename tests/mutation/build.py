@@ -1,0 +1,124 @@
+"""Builds a small host library from a copy of the headers, with or without a defect in it.
+
+The units are the generator's own, for the few kernels of one `Kernels`; what does not depend on kernels is
+compiled once. No CMake: a mutant costs one or two calls of g++.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.config import parse
+from generator.render import Sources, render
+from generator.space import Space
+from sdpa_cutlass import __version__
+from sdpa_cutlass._locate import Target
+from tests.host_compiler import compiler, include_flags, vector_flags
+from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
+
+_FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
+OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+"""While compiling only: see templates/include/sdpa/arch/simt/observed.hpp."""
+
+_SOURCES = ROOT / "templates" / "src"
+
+
+class BuildError(RuntimeError):
+    """The compiler or the linker refused; the message is what it printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """A folder with the generated units of every `Kernels` and the objects that all libraries share."""
+
+    folder: Path
+    common: dict[bool, tuple[Path, ...]]  # observed or not
+
+    @staticmethod
+    def open(folder: Path) -> Workshop:
+        """Raises BuildError."""
+        generated = folder / "generated"
+        sources = Sources.load()
+        for kernels in (kernels for kernels in Kernels if kernels.names):
+            space = Space(name="mutation", kernels=tuple(parse(name) for name in kernels.names))
+            for path, text in render(space, sources).items():
+                target = generated / kernels.name / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+        (folder / "build_config.hpp").write_text(
+            f'#define SDPA_BUILD_VERSION "{__version__}"\n'
+            '#define SDPA_BUILD_ARCHS ""\n'
+            '#define SDPA_BUILD_SANITIZERS ""\n',
+            encoding="utf-8",
+        )
+        common: dict[bool, tuple[Path, ...]] = {}
+        for observed in (False, True):
+            place = folder / ("observed" if observed else "common")
+            place.mkdir(exist_ok=True)
+            common[observed] = tuple(place / f"{name}.o" for name in ("c_api.cpp", "backend_host.cpp"))
+            for target in common[observed]:
+                _compile(_SOURCES / target.stem, target, INCLUDE, folder, observed=observed)
+        return Workshop(folder=folder, common=common)
+
+    def library(self, kernels: Kernels, mutant: Mutant | None, *, observed: bool) -> Path:
+        """Builds the library, or the engine's test program, in a folder of its own. Raises BuildError."""
+        name = f"baseline-{kernels.name}{'-observed' * observed}" if mutant is None else mutant.name
+        place = self.folder / name
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(INCLUDE, place / "include")
+        if mutant is not None:
+            header = place / "include" / "sdpa" / mutant.header
+            text = header.read_text(encoding="utf-8")
+            header.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        if kernels is Kernels.ENGINE:
+            return _engine_program(place, observed=observed)
+        generated = self.folder / "generated" / kernels.name
+        objects = list(self.common[observed])
+        for unit in (*sorted((generated / "units").glob("*.cu")), generated / "registry.cpp"):
+            objects.append(place / f"{unit.name}.o")
+            _compile(unit, objects[-1], place / "include", self.folder, observed=observed)
+        library = place / Target.HOST.file_name
+        exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"
+        _run([compiler(), "-shared", "-pthread", exports, *map(str, objects), "-o", str(library)])
+        return library
+
+    def discard(self, library: Path) -> None:
+        """Deletes what `library` made."""
+        shutil.rmtree(library.parent, ignore_errors=True)
+
+
+def _compile(source: Path, target: Path, include: Path, folder: Path, *, observed: bool) -> None:
+    flags = [
+        *_FLAGS,
+        *(OBSERVED_FLAGS if observed else ()),
+        *vector_flags(),
+        f"-I{include}",
+        f"-I{folder}",
+        *include_flags(),
+    ]
+    _run([compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
+
+
+# The cases that need CuTe are left out, and in observed builds those that race on purpose.
+_NOT_OF_THE_ENGINE = {"host_policy_test.cpp"}
+_RACING = {"memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"}
+
+
+def _engine_program(place: Path, *, observed: bool) -> Path:
+    left_out = _NOT_OF_THE_ENGINE | (_RACING if observed else set())
+    objects = []
+    for source in sorted(SIMT_TESTS.glob("*.cpp")):
+        if source.name not in left_out:
+            objects.append(place / f"{source.name}.o")
+            _compile(source, objects[-1], place / "include", place, observed=observed)
+    _run([compiler(), "-pthread", *map(str, objects), "-o", str(place / "simt_test")])
+    return place / "simt_test"
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise BuildError(result.stderr.strip() or f"{command[0]}: exit status {result.returncode}")

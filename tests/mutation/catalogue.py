@@ -1,0 +1,12 @@
+"""Every mutant, in the order in which the headers are read."""
+
+from __future__ import annotations
+
+from tests.mutation.defects_engine import ENGINE
+from tests.mutation.defects_general import GENERAL
+from tests.mutation.defects_math import MATHS
+from tests.mutation.defects_memory import MEMORY
+from tests.mutation.defects_pipeline import PIPELINE
+from tests.mutation.model import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *ENGINE)

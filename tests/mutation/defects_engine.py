@@ -1,0 +1,181 @@
+"""Defects of the checks themselves: the host engine's rules, its shadow of shared memory, its counts."""
+
+from __future__ import annotations
+
+from tests.mutation.model import Check, Kernels, Mutant
+
+_BLOCK = "arch/simt/block.hpp"
+_SHADOW = "arch/simt/shadow.hpp"
+_BANKS = "arch/simt/bank_conflicts.hpp"
+_COLLECTIVES = "arch/simt/collectives.hpp"
+_COPIES = "arch/simt/cp_async.hpp"
+
+
+def _engine(name: str, header: str, old: str, new: str, defect: str, *, observed: bool = False) -> Mutant:
+    return Mutant(
+        name=name,
+        header=header,
+        old=old,
+        new=new,
+        defect=defect,
+        kernels=Kernels.ENGINE,
+        by=Check.ENGINE,
+        observed=observed,
+    )
+
+
+ENGINE: tuple[Mutant, ...] = (
+    # ---- races ----
+    _engine(
+        "shadow_ignores_reads",
+        _SHADOW,
+        "if (!is_ordered(read, warp, thread, false)) return {true, false, grain * kGrainBytes, read};",
+        "",
+        "writes over what others still read are not found",
+    ),
+    _engine(
+        "shadow_ignores_writes_before_reads",
+        _SHADOW,
+        "} else if (write.is_pending || !is_ordered(write, warp, thread, is_by_warp)) {",
+        "} else if (write.is_pending) {",
+        "reads of what others have just written are not found",
+    ),
+    _engine(
+        "shadow_ignores_writes_before_writes",
+        _SHADOW,
+        "if (write.is_pending || !is_ordered(write, warp, thread, false)) {",
+        "if (write.is_pending) {",
+        "two writes without a barrier are not found",
+    ),
+    _engine(
+        "shadow_forgets_copies_in_flight",
+        _SHADOW,
+        "write = {kind, kind == AccessKind::kCpAsync, false,",
+        "write = {kind, false, false,",
+        "reads of a cp.async that nobody waited for are not found",
+    ),
+    _engine(
+        "shadow_dates_copies_at_their_issue",
+        _SHADOW,
+        "      writes_[grain].epoch = epochs_[size_t(thread) / 32];\n",
+        "",
+        "a barrier between a cp.async and its wait counts",
+    ),
+    _engine(
+        "shadow_joins_nothing",
+        _SHADOW,
+        "for_each_bit(warps, [&](size_t w) { known_[w] = joined; });",
+        "",
+        "barriers order nothing: races are reported where there are none",
+    ),
+    _engine(
+        "shadow_orders_all_warps",
+        _BLOCK,
+        "shadow_.sync_warps(released);",
+        "shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);",
+        "a barrier of some warps counts for all",
+    ),
+    _engine(
+        "shadow_orders_by_shuffles",
+        _COLLECTIVES,
+        "inline void execute_shuffle(Block &block, Warp &warp) {\n",
+        "inline void execute_shuffle(Block &block, Warp &warp) {\n  block.sync_warp(warp);\n",
+        "a shuffle counts as a barrier of its warp",
+    ),
+    _engine(
+        "shadow_blames_the_wrong_thread",
+        _COLLECTIVES,
+        "AccessKind::kLdmatrix, block.first_thread(warp) + lane);",
+        "AccessKind::kLdmatrix, block.first_thread(warp));",
+        "messages name lane 0 for every row of an ldmatrix",
+    ),
+    _engine(
+        "shadow_sees_no_loads",
+        "arch/simt/observed.hpp",
+        "block.observe_read(address, bytes, AccessKind::kLoad, block.thread_idx());",
+        "",
+        "plain loads are not observed",
+        observed=True,
+    ),
+    _engine(
+        "shadow_sees_no_stores",
+        "arch/simt/observed.hpp",
+        "block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx());",
+        "",
+        "plain stores are not observed",
+        observed=True,
+    ),
+    # ---- bank conflicts ----
+    _engine(
+        "banks_of_64_bytes",
+        _BANKS,
+        "++rows_in[offsets[i] / 16 % 8];",
+        "++rows_in[offsets[i] / 8 % 8];",
+        "rows are sorted into the wrong banks",
+    ),
+    _engine(
+        "banks_sum_instead_of_fullest",
+        _BANKS,
+        "most = most < rows ? rows : most;",
+        "most += rows > 1;",
+        "every row in a used bank counts, not the fullest banks",
+    ),
+    # ---- rules ----
+    _engine(
+        "copies_land_at_once",
+        _COPIES,
+        "std::memset(destination, SharedMemory::kPoison, kBytes);",
+        "if (load) std::memcpy(destination, source, kBytes);",
+        "a cp.async is there before its wait",
+    ),
+    _engine(
+        "wait_covers_one_group_more",
+        _COPIES,
+        "const size_t num_groups = groups_.size() - num_pending;",
+        "const size_t num_groups = groups_.size() - (num_pending > 0 ? num_pending - 1 : 0);",
+        "cp_async_wait(n) leaves n - 1 groups pending",
+    ),
+    _engine(
+        "guards_are_not_looked_at",
+        "arch/simt/shared_memory.hpp",
+        "if (begin_[bytes_ + i] != kPoison || *(begin_ - 1 - i) != kPoison) return false;",
+        "",
+        "writes outside shared memory are not found",
+    ),
+    _engine(
+        "copies_may_be_misaligned",
+        _COLLECTIVES,
+        "if (load && reinterpret_cast<uintptr_t>(source) % CpAsyncQueue::kBytes != 0) {",
+        "if (false) {",
+        "misaligned sources of cp.async are not found",
+    ),
+    _engine(
+        "lanes_may_diverge",
+        _BLOCK,
+        "warp.collective != &collective || warp.barrier != barrier || "
+        "warp.barrier_threads != barrier_threads",
+        "false",
+        "lanes that meet in different collectives are not found",
+    ),
+    _engine(
+        "inactive_lanes_may_be_missing",
+        _BLOCK,
+        "if (warp.collective->needs_full_warp && warp.live != kFullWarp) {",
+        "if (false) {",
+        "an mma with inactive lanes is not found",
+    ),
+    _engine(
+        "copies_may_be_left_in_flight",
+        _BLOCK,
+        "if (copies.num_unwaited() != 0) {",
+        "if (false) {",
+        "copies in flight at the end are not found",
+    ),
+    _engine(
+        "schedule_ignores_its_seed",
+        "arch/simt/schedule.hpp",
+        "in_order_ = seed == 0;",
+        "in_order_ = true;",
+        "every schedule is program order",
+    ),
+)

@@ -1,0 +1,84 @@
+"""What a mutant is, which kernels it is built into, and the checks that can catch it. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMT_TESTS = ROOT / "tests" / "library" / "simt"
+INCLUDE = ROOT / "templates" / "include"
+HEADERS = INCLUDE / "sdpa"
+
+
+class Kernels(Enum):
+    """The kernels that a mutant is built into: one small tile for each way through the headers."""
+
+    RING = ("d64_m64n64_s1_w4_f16_causal",)
+    """One stage: a buffer each for K and V, Q in shared memory."""
+    STAGES = ("d32_m64n64_s3_w4_f16_causal",)
+    """Three stages of K and V."""
+    Q_IN_REGS = ("d32_m64n64_s2_w4_qreg_f16_causal",)
+    """Two stages; Q passes through the room of V."""
+    GROUPS = ("d32_m32n64_s1_w4_g2_f16_causal",)
+    """Two KV groups with rings of three tiles, and the merge at the end."""
+    GENERAL = ("d32_m64n64_s2_w4_f16_general",)
+    """Masks, lengths and smaller head_dims."""
+    DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
+    ENGINE = ()
+    """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Full kernel names."""
+        return tuple(f"fmha_fwd_sm89_{name}" for name in self.value)
+
+
+class Check(Enum):
+    """What can find a defect. A failing test counts for the check that its message speaks of."""
+
+    COMPILER = "compiler"  # a static_assert, or the linker
+    NUMERICS = "numerics"  # the output against float64
+    LSE = "softmax_lse"  # softmax_lse against float64
+    IDENTITIES = (
+        "identities"  # two runs that must agree, a mask bit for bit, a constant that must come out again
+    )
+    OUTSIDE = "outside"  # poison around and behind the outputs
+    GUARD_PAGES = "guard pages"  # a fault at an unmapped page, in any test
+    SCHEDULES = "schedules"  # the same bits in every order of warps and lanes
+    RULES = "rules"  # a rule of the host's machine model
+    RACES = "races"  # the shadow of shared memory
+    BANKS = "bank conflicts"  # counted, and more than designed
+    ENGINE = "engine cases"  # tests/library/simt
+    HANG = "hang"  # did not end in time
+    OTHER = "other"  # any other exception
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One defect: `old` becomes `new` in a header. `old` must occur there exactly once."""
+
+    name: str
+    header: str  # relative to templates/include/sdpa
+    old: str
+    new: str
+    defect: str  # what is wrong then
+    kernels: Kernels
+    by: Check  # the check that must find it, whichever others do
+    observed: bool = False  # built so that plain loads and stores are seen: simt/observed.hpp
+
+    @property
+    def path(self) -> Path:
+        return HEADERS / self.header
+
+    def occurrences(self) -> int:
+        """How often `old` is in the header; 0 when there is no such header."""
+        return self.path.read_text(encoding="utf-8").count(self.old) if self.path.is_file() else 0
+
+    def why_stale(self) -> str | None:
+        """Why the defect cannot be put into the headers as they are, or None."""
+        if not self.path.is_file():
+            return f"there is no header {self.header}"
+        found = self.occurrences()
+        return None if found == 1 else f"its old text occurs {found} times in {self.header}, not once"

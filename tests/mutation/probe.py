@@ -1,0 +1,144 @@
+"""Runs the tests of tests/kernels on one library, in a process of its own, and says which checks failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdpa_cutlass._locate import Target
+from tests.mutation.model import ROOT, Check, Kernels
+
+TIMEOUT_S = 300
+ENGINE_TIMEOUT_S = 120
+_PLAIN = (
+    "test_fused.py",
+    "test_hidden_keys.py",
+    "test_operand_strides.py",
+    "test_growing_scores.py",
+    "test_bank_conflicts.py",
+)
+_GENERAL = (
+    "test_general.py",
+    "test_masks.py",
+    "test_lengths.py",
+    "test_guard_pages.py",
+    "test_bank_conflicts.py",
+)
+_TESTS: dict[Kernels, tuple[str, ...]] = {
+    Kernels.GENERAL: _GENERAL,
+    Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
+}
+# Observed kernels are slow: small problems only.
+_OBSERVED = "tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
+_RULE_ERROR = "HostCheckError"
+_OUTSIDE = ("elements outside the tensor were written", "elements were never written")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One failed test: which check it stands for, and what it said."""
+
+    check: Check
+    test: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the tests said of one library."""
+
+    passed: int
+    failures: tuple[Failure, ...]
+
+    def by_check(self) -> dict[Check, list[Failure]]:
+        """The failures of each check that failed, in the order of Check."""
+        found = {check: [f for f in self.failures if f.check is check] for check in Check}
+        return {check: failures for check, failures in found.items() if failures}
+
+
+def check_of(kind: str, message: str) -> Check:
+    """The check that an exception of type `kind` stands for."""
+    if kind == _RULE_ERROR:
+        return Check.RACES if "data race" in message else Check.RULES
+    if kind != "AssertionError":
+        return Check.OTHER
+    for check, signs in (
+        (Check.OUTSIDE, _OUTSIDE),
+        (Check.BANKS, ("bank conflicts in",)),
+        (Check.GUARD_PAGES, ("exit code -",)),
+        (Check.SCHEDULES, ("schedule seed",)),
+        (Check.NUMERICS, ("(a) max error", "(b) ")),
+        (Check.LSE, ("(c) ",)),
+    ):
+        if any(sign in message for sign in signs):
+            return check
+    return Check.IDENTITIES
+
+
+def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
+    """Runs the tests, or some of them on observed kernels. Raises RuntimeError when pytest fails to work."""
+    if kernels is Kernels.ENGINE:
+        return _probe_engine(library)
+    record = library.with_suffix(".jsonl")
+    record.unlink(missing_ok=True)
+    tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    command += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
+    command += ["-k", _OBSERVED] if observed else []
+    environment = {**os.environ, Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    hung = False
+    try:
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+        code, output = run.returncode, run.stdout[-2000:] + run.stderr[-2000:]
+    except subprocess.TimeoutExpired:
+        hung, code, output = True, 0, ""
+    events = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    failures = list(_failures(events))
+    ended = {event["test"] for event in events if event["event"] != "started"}
+    unfinished = [event["test"] for event in events if event["test"] not in ended]
+    if hung or code < 0:
+        where = unfinished[-1] if unfinished else "outside any test"
+        check = Check.HANG if hung else Check.GUARD_PAGES
+        message = f"no end after {TIMEOUT_S} s" if hung else f"signal {-code}"
+        failures.append(Failure(check=check, test=where, message=message))
+    elif code not in (0, 1):
+        raise RuntimeError(f"pytest ended with status {code}:\n{output}")
+    passed = sum(event["event"] == "passed" for event in events)
+    if passed == 0 and not failures:
+        raise RuntimeError(f"no test ran:\n{output}")
+    return Outcome(passed=passed, failures=tuple(failures))
+
+
+def _probe_engine(program: Path) -> Outcome:
+    """Runs the cases of the engine's test program, all in one process."""
+    try:
+        run = subprocess.run([program], capture_output=True, text=True, check=False, timeout=ENGINE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        message = f"no end after {ENGINE_TIMEOUT_S} s"
+        return Outcome(passed=0, failures=(Failure(check=Check.HANG, test="simt_test", message=message),))
+    failures = []
+    for line in run.stdout.splitlines():
+        if line.startswith("FAILED "):
+            test, _, message = line.removeprefix("FAILED ").partition(": ")
+            failures.append(Failure(check=Check.ENGINE, test=test, message=message))
+    passed = run.stdout.count("passed ")
+    if run.returncode < 0:
+        message = f"signal {-run.returncode} after {passed} cases"
+        failures.append(Failure(check=Check.ENGINE, test="simt_test", message=message))
+    return Outcome(passed=passed, failures=tuple(failures))
+
+
+def _failures(events: list[dict[str, str]]) -> Iterator[Failure]:
+    for event in events:
+        if event["event"] == "failed":
+            check = check_of(event["kind"], event["message"])
+            test = event["test"].rpartition("/")[2]
+            yield Failure(check=check, test=test, message=f"{event['kind']}: {event['message']}")

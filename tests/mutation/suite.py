@@ -1,0 +1,120 @@
+"""Builds mutants, runs the tests on each, and judges: caught, by which checks, or survived."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from tests.mutation.build import BuildError, Workshop
+from tests.mutation.model import Check, Kernels, Mutant
+from tests.mutation.probe import Failure, Outcome, probe
+
+
+class Verdict(Enum):
+    """What became of a mutant. Only CAUGHT is good."""
+
+    CAUGHT = "caught"
+    OTHERWISE = "caught otherwise"  # by other checks than the one that has to find it
+    SURVIVED = "survived"
+    STALE = "stale"  # the headers have changed: its old text is not there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One mutant's fate; `failures` is empty unless it was caught."""
+
+    mutant: Mutant
+    verdict: Verdict
+    failures: dict[Check, list[Failure]]
+    note: str
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.mutant.name,
+            "header": self.mutant.header,
+            "defect": self.mutant.defect,
+            "kernels": list(self.mutant.kernels.names),
+            "by": self.mutant.by.value,
+            "verdict": self.verdict.value,
+            "note": self.note,
+            "seconds": round(self.seconds, 1),
+            "checks": {
+                check.value: {"failures": len(found), "test": found[0].test, "message": found[0].message}
+                for check, found in self.failures.items()
+            },
+        }
+
+
+class BaselineError(RuntimeError):
+    """The headers as they are fail: nothing can be said of mutants."""
+
+
+def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Outcome:
+    """Builds and tests the unchanged headers. Raises BuildError."""
+    library = workshop.library(kernels, None, observed=observed)
+    outcome = probe(library, kernels, observed=observed)
+    workshop.discard(library)
+    return outcome
+
+
+def check_baselines(workshop: Workshop, needed: Iterable[tuple[Kernels, bool]], jobs: int) -> None:
+    """Raises BaselineError when a test fails without any defect."""
+
+    def run(kernels: Kernels, observed: bool) -> None:
+        outcome = run_baseline(workshop, kernels, observed=observed)
+        if outcome.failures:
+            first = outcome.failures[0]
+            raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run, *zip(*needed, strict=True)))
+
+
+def run_mutant(workshop: Workshop, mutant: Mutant) -> Result:
+    """Never raises for what the defect does; RuntimeError when pytest cannot run."""
+    started = time.monotonic()
+    failures: dict[Check, list[Failure]] = {}
+    note = mutant.why_stale() or ""
+    if note:
+        return Result(mutant=mutant, verdict=Verdict.STALE, failures={}, note=note, seconds=0.0)
+    try:
+        library = workshop.library(mutant.kernels, mutant, observed=mutant.observed)
+        failures = probe(library, mutant.kernels, observed=mutant.observed).by_check()
+        workshop.discard(library)
+    except BuildError as error:
+        lines = [line for line in str(error).splitlines() if "error" in line]
+        message = (lines or [str(error)])[0][-300:]
+        failures = {Check.COMPILER: [Failure(check=Check.COMPILER, test="g++", message=message)]}
+    if not failures:
+        verdict, note = Verdict.SURVIVED, "every test passed"
+    elif mutant.by not in failures:
+        verdict = Verdict.OTHERWISE
+        note = f"{mutant.by.value} did not find it"
+    else:
+        verdict = Verdict.CAUGHT
+    seconds = time.monotonic() - started
+    return Result(mutant=mutant, verdict=verdict, failures=failures, note=note, seconds=seconds)
+
+
+def run_mutants(
+    mutants: Sequence[Mutant], folder: Path, jobs: int, done: Callable[[Result], None]
+) -> list[Result]:
+    """The results in the order of `mutants`; `done` hears of each as it comes. Raises BaselineError."""
+    workshop = Workshop.open(folder)
+    needed = {(mutant.kernels, mutant.observed): None for mutant in mutants if mutant.why_stale() is None}
+    if needed:
+        check_baselines(workshop, needed, jobs)
+
+    def run(mutant: Mutant) -> Result:
+        result = run_mutant(workshop, mutant)
+        done(result)
+        return result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(run, mutants))

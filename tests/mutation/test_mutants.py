@@ -1,0 +1,90 @@
+"""The mutation suite in pytest: its list is sound, and a part of it that changes from day to day is caught.
+
+    SDPA_MUTANTS='mask_*' .venv/bin/python -m pytest tests/mutation     # those of this name instead
+
+`python -m tests.mutation` runs all of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.build import Workshop
+from tests.mutation.catalogue import MUTANTS
+from tests.mutation.model import Check, Kernels, Mutant
+from tests.mutation.probe import check_of
+from tests.mutation.suite import Verdict, run_baseline, run_mutant
+
+A_DAY = 4  # mutants; all of them have had their turn within a month
+
+
+def _todays() -> list[Mutant]:
+    glob = os.environ.get("SDPA_MUTANTS")
+    if glob:
+        return [mutant for mutant in MUTANTS if fnmatchcase(mutant.name, glob)]
+    first = datetime.date.today().toordinal() * A_DAY
+    return [MUTANTS[(first + i) % len(MUTANTS)] for i in range(A_DAY)]
+
+
+def test_names_are_unique() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_old_text_occurs_once(mutant: Mutant) -> None:
+    """A mutant whose text has changed has to follow the headers."""
+    assert mutant.why_stale() is None
+    assert mutant.new != mutant.old
+
+
+@pytest.mark.parametrize("check", [c for c in Check if c not in (Check.HANG, Check.OTHER)])
+def test_every_check_has_to_find_something(check: Check) -> None:
+    """So a check that finds nothing any more is noticed."""
+    assert any(mutant.by is check for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "check"),
+    [
+        ("HostCheckError", "kernel k, block 0: data race at byte 0", Check.RACES),
+        ("HostCheckError", "deadlock: no thread can go on", Check.RULES),
+        ("AssertionError", "k: (a) max error 1, allowed 0; (c) 3 rows", Check.NUMERICS),
+        ("AssertionError", "k: (c) 3 of 4 rows of softmax_lse", Check.LSE),
+        ("AssertionError", "out: 3 elements outside the tensor were written", Check.OUTSIDE),
+        ("AssertionError", "softmax_lse: 3 elements were never written", Check.OUTSIDE),
+        ("AssertionError", "exit code -11 in: case", Check.GUARD_PAGES),
+        ("AssertionError", "schedule seed 3\nassert False", Check.SCHEDULES),
+        ("AssertionError", "k: 8 bank conflicts in 32 passes of ldmatrix", Check.BANKS),
+        ("AssertionError", "assert False", Check.IDENTITIES),
+        ("TypeError", "(a) max error", Check.OTHER),
+    ],
+)
+def test_failures_are_sorted_by_check(kind: str, message: str, check: Check) -> None:
+    assert check_of(kind, message) is check
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    folder: Path = tmp_path_factory.mktemp("mutation")
+    return Workshop.open(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", _todays(), ids=lambda mutant: mutant.name)
+def test_is_caught(workshop: Workshop, mutant: Mutant) -> None:
+    result = run_mutant(workshop, mutant)
+    assert result.verdict is Verdict.CAUGHT, f"{mutant.defect}: {result.verdict.value} ({result.note})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", [k for k in Kernels if k.names], ids=lambda kernels: kernels.name)
+def test_kernels_do_not_race(workshop: Workshop, kernels: Kernels) -> None:
+    """With every plain load and store of shared memory observed, beside cp.async and ldmatrix."""
+    outcome = run_baseline(workshop, kernels, observed=True)
+    assert outcome.passed > 0
+    assert not outcome.failures, outcome.failures[0].message
