@@ -75,7 +75,7 @@ def half_logits_violations(case: Case, out: torch.Tensor) -> str:
 
 def run_recipe(device: str, recipe: Recipe | PlainRecipe) -> None:
     """Raises AssertionError when the numerics rule is broken."""
-    kernel = TestedKernel(device, recipe.kernel)
+    kernel = TestedKernel(device, recipe.kernel, getattr(recipe, "num_splits", 0))
     if device == "cpu":
         kernel.library.host_configure(schedule_seed=recipe.seed, num_threads=HOST_THREADS)
     if isinstance(recipe, Recipe):

@@ -57,6 +57,7 @@ def _twin_of(context: Context, row: KernelInfo) -> KernelInfo | None:
     def kind(other: KernelInfo) -> tuple[object, ...]:
         return (
             other.family, other.dtype, other.head_dim, other.is_causal, other.is_general, other.has_dropout,
+            other.is_split,
         )  # fmt: skip
 
     others = [other for other in rows if kind(other) == kind(row) and other.index != row.index]

@@ -8,9 +8,11 @@ import numpy
 import torch
 
 from sdpa_cutlass._c_api import Library
+from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report.memory import Bytes
 from tests.gpu_report.placement import Placement
+from tests.gpu_report.problems import num_splits
 from tests.kernels.general import Case, make_case_params
 from tests.kernels.harness import OUTPUT_POISON
 
@@ -49,6 +51,7 @@ class Launch:
         self._out = poisoned(case.out_shape, case.q.dtype)
         self._lse = poisoned(case.out_shape[:3], torch.float32) if with_lse else None
         self.params, held = make_case_params(case, self._out, self._lse)
+        self.params.num_splits = num_splits(row, case)
         reason = library.refusal(row.index, self.params)
         assert reason is None, f"{row.name} refuses {case}: {reason}"
         library.prepare(row.index, 0)
@@ -93,6 +96,9 @@ class Launch:
                 )
             else:
                 params.workspace = self._placement.reserve("workspace", size, alignment=_WORKSPACE_ALIGNMENT)
+        if params.num_splits > 1:
+            counters = numpy.zeros(4 * MAX_TILES, numpy.uint8)
+            params.split_arrivals = self._placement.put("counters", counters, read_only=False, alignment=4)
 
     def run(self, stream: int | None = None) -> None:
         """Queues the kernel. Raises what the library reports, naming the kernel and the case."""

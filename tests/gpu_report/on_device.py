@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 
 from sdpa_cutlass._c_api import Library
+from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report.launching import poisoned
+from tests.gpu_report.problems import num_splits
 from tests.kernels.general import Case, make_case_params
 
 
@@ -32,6 +34,7 @@ class DeviceLaunch:
         self.results = [poison.clone() for poison in self._poison]  # out, and softmax_lse
         out, lse = self.results[0], self.results[1] if with_lse else None
         self.params, self._held = make_case_params(case, out, lse)
+        self.params.num_splits = num_splits(row, case)
         reason = library.refusal(row.index, self.params)
         assert reason is None, f"{row.name} refuses {case}: {reason}"
         library.prepare(row.index, self._index)
@@ -41,6 +44,10 @@ class DeviceLaunch:
             self._held.append(workspace)
             self.params.workspace = workspace.data_ptr() + -workspace.data_ptr() % 256
             self.params.workspace_bytes = size
+        if self.params.num_splits > 1:
+            counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+            self._held.append(counters)
+            self.params.split_arrivals = counters.data_ptr()
 
     def forget(self) -> None:
         """Poisons the results."""

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.registry import KernelInfo
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.guard_pages import cases as general_cases
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import MASK_DTYPES, random_mask
+
+NUM_SPLITS = 3  # of every split kernel; the odd sizes have fewer blocks too
+
+
+def num_splits(row: KernelInfo, case: Case) -> int:
+    """What a launch of this kernel says in the field of that name."""
+    if not row.is_split:
+        return 0
+    packed_rows = case.seqlen_q * case.q.shape[1] // case.k.shape[1]
+    tiles = -(-packed_rows // row.block_m) * case.batch * case.k.shape[1]
+    return NUM_SPLITS if tiles <= MAX_TILES else 1
 
 
 def dense(case: Case) -> Case:
@@ -45,7 +57,7 @@ def few_cases(row: KernelInfo) -> Iterator[Case]:
         return
     base = _general_base(row, rows, keys)
     yield base
-    for dtype in MASK_DTYPES:
+    for dtype in () if row.is_split else MASK_DTYPES:
         yield replace(base, mask=random_mask(dtype, (rows, keys), "cpu"))
     yield replace(
         base,
@@ -62,12 +74,14 @@ def few_cases(row: KernelInfo) -> Iterator[Case]:
 
 
 def sized_case(row: KernelInfo, *, heads: int, seqlen_q: int, seqlen_k: int, seed: int = 0) -> Case:
-    """One case of any size: causal where the kernel is; a general kernel also gets a mask."""
+    """One case of any size: causal where the kernel is; a general kernel that takes masks also gets one."""
     kernel = TestedKernel("cpu", row)
     if not row.is_general:
         inputs = random_qkv(kernel, seqlen_q, seqlen_k, batch=1, heads=heads, seed=seed)
         return dense(Case(**inputs, causal=kernel.alignments[-1]))
     base = _general_base(row, seqlen_q, seqlen_k, heads=heads, seed=seed)
+    if row.is_split:
+        return replace(base, causal=kernel.alignments[-1])
     mask = random_mask(MASK_DTYPES[0], (seqlen_q, seqlen_k), "cpu", seed=seed)
     return replace(base, causal=kernel.alignments[-1], mask=mask)
 

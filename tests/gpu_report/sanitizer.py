@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdpa_cutlass.registry import KernelInfo
+from tests.gpu_report.problems import NUM_SPLITS
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _OPTIONS = {
@@ -141,7 +142,48 @@ class MergeStatistics(KnownHazard):
         ]
 
 
+class SplitMeeting(KnownHazard):
+    """The flag of the last CTA, then the statistics of all splits, from byte 0 on (split.cuh)."""
+
+    def words(self, row: KernelInfo) -> list[range]:
+        if not row.is_split:
+            return []
+        return [range(reserved, reserved + 8 * row.block_m * NUM_SPLITS) for reserved in _RESERVED]
+
+
+class RowPadding(KnownHazard):
+    """What the piped baseline's softmax reads behind the end of a row of logits."""
+
+    def words(self, row: KernelInfo) -> list[range]:
+        return []
+
+    def excuses(self, tool: str, record: Record, rows: Mapping[str, KernelInfo]) -> bool:
+        read = "Uninitialized __global__ memory read" in record.text
+        return tool == self.tool and read and "sdpa::unfused::unfused_softmax<" in record.text
+
+
 KNOWN: tuple[KnownHazard, ...] = (
+    SplitMeeting(
+        name="split flag and statistics",
+        tool="racecheck",
+        kind="RAW",
+        why=(
+            "split kernels: the flag is stored by thread 0, the statistics by as many threads as there are "
+            "rows and splits, both before a __syncthreads and loaded after it. Like row_max and row_sum "
+            "they are stored by a part of a warp, and like there no other word is reported. Results repeat "
+            "bit for bit; taking out either barrier fails tests on the host."
+        ),
+    ),
+    RowPadding(
+        name="padding of the piped baseline's logits",
+        tool="initcheck",
+        kind="uninitialised read",
+        why=(
+            "the softmax of the piped baseline reads rows of the workspace 16 bytes at a time, past the last "
+            "column, and discards what lies there. The part `canaries` starts the workspace as NaNs, which "
+            "would show in the results."
+        ),
+    ),
     MergeStatistics(
         name="merge_tile statistics",
         tool="racecheck",

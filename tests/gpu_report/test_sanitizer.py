@@ -10,6 +10,7 @@ from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
 from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report import sanitizer
+from tests.gpu_report.problems import NUM_SPLITS
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 OUT_OF_BOUNDS = """========= COMPUTE-SANITIZER
@@ -43,7 +44,7 @@ def rows() -> dict[str, KernelInfo]:
 
 @pytest.fixture(scope="module")
 def grouped(rows: dict[str, KernelInfo]) -> KernelInfo:
-    return next(row for row in rows.values() if row.kv_groups > 1)
+    return next(row for row in rows.values() if row.kv_groups > 1 and not row.is_split)
 
 
 def first_word(row: KernelInfo, group: int = 0) -> int:
@@ -127,10 +128,39 @@ def test_the_excused_words_are_those_of_the_header(grouped: KernelInfo) -> None:
     epilogue = (root / "epilogue.cuh").read_text(encoding="utf-8")
     assert "kMergeStride = kHeadDim + 8;" in traits
     assert "kSmemBytes = kQDirect ? kKvGroups * kGroupBytes" in traits
-    assert "kMax = kBlockM * kStride, kSum = kMax + kBlockM;" in epilogue
-    words = sanitizer.KNOWN[0].words(grouped)
+    assert "kMax = kBlockM * Traits::kMergeStride, kSum = kMax + kBlockM;" in epilogue
+    words = _known("merge_tile statistics").words(grouped)
     assert len(words) == 2 * grouped.kv_groups
     assert all(len(part) == 8 * grouped.block_m for part in words)
+
+
+def test_where_splits_meet_is_excused_in_split_kernels_only(
+    rows: dict[str, KernelInfo], grouped: KernelInfo
+) -> None:
+    split = next(row for row in rows.values() if row.is_split)
+    behind = 8 * split.block_m * NUM_SPLITS
+    assert sanitizer.judge("racecheck", {"here": hazard(split.name, 1024)}, rows).failures == []
+    for text in (hazard(split.name, 1024 + behind), hazard(grouped.name, 1024), hazard(split.name, 0, "WAR")):
+        assert len(sanitizer.judge("racecheck", {"here": text}, rows).failures) == 1
+
+
+def test_only_the_piped_softmax_may_read_what_nobody_has_written(rows: dict[str, KernelInfo]) -> None:
+    def read(kernel: str) -> str:
+        return (
+            "========= Uninitialized __global__ memory read of size 16 bytes\n"
+            f"=========     at void {kernel}(sdpa::unfused::SoftmaxParams)+0xc10\n"
+            "=========     by thread (32,0,0) in block (0,0,0)\n"
+            "=========\n========= ERROR SUMMARY: 1 error\n"
+        )
+
+    softmax = read("sdpa::unfused::unfused_softmax<float, (int)32, (int)1>")
+    assert sanitizer.judge("initcheck", {"here": softmax}, rows).failures == []
+    assert len(sanitizer.judge("memcheck", {"here": softmax}, rows).failures) == 1
+    assert len(sanitizer.judge("initcheck", {"here": read("sdpa::unfused::gemm<float>")}, rows).failures) == 1
+
+
+def _known(name: str) -> sanitizer.KnownHazard:
+    return next(known for known in sanitizer.KNOWN if known.name == name)
 
 
 def test_the_command_line_names_tool_and_log(tmp_path: Path) -> None:
