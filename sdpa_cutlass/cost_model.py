@@ -45,6 +45,8 @@ _SMEM_BYTES_PER_CLOCK = 128
 _L2_BYTES_PER_CLOCK = 64
 _SMEM_PER_SM = 102400  # sm_89; every CTA takes _SMEM_PER_CTA more than it asks for
 _SMEM_PER_CTA = 1024
+_REGISTERS_PER_SM = 65536
+_MAX_REGISTERS = 256  # of a thread, as they are allotted
 _LOGIT_BYTES = 4  # read once and written once, in 16 bits
 _GENERAL_SLOWDOWN = 1.04
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
@@ -122,7 +124,7 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     def body(resident: int) -> float:
         return mean_rounds * work.cycles(resident) + merge * resident
 
-    cycles = _spread(ctas, kernel.ctas_per_sm, device.sms, ends, body)
+    cycles = _spread(ctas, _resident(kernel, device), device.sms, ends, body)
     longest = ends + max(rounds) * work.cycles(1) + merge
     computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
     useful = _visible_scores(problem) / max(computed, 1)
@@ -130,6 +132,18 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     if num_splits > 1:
         cycles += _SPLIT_CYCLES + split_cycles * num_splits
     return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device, num_splits)
+
+
+def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
+    """CTAs that share an SM: those promised on sm_89, more where the card has room for them.
+
+    Kernels with KV groups keep to the promise: they serve grids that do not fill the card.
+    """
+    if kernel.kv_groups > 1:
+        return kernel.ctas_per_sm
+    by_smem = device.smem_per_sm // (kernel.smem_bytes + _SMEM_PER_CTA)
+    by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
+    return max(kernel.ctas_per_sm, min(by_smem, by_registers))
 
 
 def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:

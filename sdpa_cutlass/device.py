@@ -28,6 +28,13 @@ class DeviceInfo:
     sms: int
     mma_flops_per_clock: int
 
+    @property
+    def smem_per_sm(self) -> int:
+        """Bytes of shared memory for all CTAs of an SM (CUDA C++ Programming Guide, compute capabilities)."""
+        if self.compute_capability == (8, 0):
+            return 167936
+        return 233472 if self.compute_capability[0] in (9, 10) else 102400
+
 
 HOST = DeviceInfo(
     target=Target.HOST,
