@@ -8,12 +8,11 @@ up, the graph zeroes new ones itself at every replay.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from typing import TYPE_CHECKING
 
-from .errors import DriverError
+from .device import capture_id
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +61,7 @@ def prepare_counters(device: int) -> None:
 
 
 def _captured(device: torch.device, stream: int) -> torch.Tensor:
-    key = device.index, stream, _capture_id(stream)
+    key = device.index, stream, capture_id(stream)
     with _lock:
         counters = _of_capture.get(key)
         if counters is None:
@@ -71,18 +70,6 @@ def _captured(device: torch.device, stream: int) -> torch.Tensor:
                 return _zeros(device)  # part of the graph
             counters = _of_capture[key] = stock.pop()
     return counters
-
-
-def _capture_id(stream: int) -> int:
-    """What tells the capture that goes on in `stream` from all others of the process. Raises DriverError."""
-    status, capture_id = ctypes.c_int(), ctypes.c_uint64()
-    driver = ctypes.CDLL("libcuda.so.1")
-    error = driver.cuStreamGetCaptureInfo_v2(
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(capture_id), None, None, None
-    )
-    if error:
-        raise DriverError(f"cuStreamGetCaptureInfo failed with CUDA driver error {error}")
-    return capture_id.value
 
 
 def _zeros(device: torch.device) -> torch.Tensor:

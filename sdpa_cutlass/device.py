@@ -72,15 +72,33 @@ def cuda_device(index: int) -> DeviceInfo:
     )
 
 
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def driver_version() -> int | None:
     """The newest CUDA that the installed driver supports, as an integer (13000), or None without a driver."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = _driver()
     except OSError:
         return None
     version = ctypes.c_int()
     status = driver.cuDriverGetVersion(ctypes.byref(version))
     return version.value if status == 0 else None
+
+
+def capture_id(stream: int) -> int:
+    """What tells the CUDA graph capture that goes on in `stream` from all others of the process.
+
+    Raises DriverError.
+    """
+    status, found = ctypes.c_int(), ctypes.c_uint64()
+    error = _driver().cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), None, None, None
+    )
+    if error:
+        raise DriverError(f"cuStreamGetCaptureInfo failed with CUDA driver error {error}")
+    return found.value
 
 
 def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:

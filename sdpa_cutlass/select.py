@@ -135,18 +135,20 @@ def ranking(
             for kernel in read_kernels(library)
             if kernel.family is family and not mismatches(kernel, problem)
         ]
-        found = tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem)))
+        has_plain = any(not kernel.is_general for kernel, _ in legal)
+        found = tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, has_plain=has_plain)))
         if len(_rankings) >= _MAX_RANKINGS:
             _rankings.clear()
         _rankings[key] = found
     return found
 
 
-def order(kernel: KernelInfo, cost: Estimate, problem: Problem) -> tuple[bool, float, str]:
-    """Sorts a ranking. Where plain kernels can run, general ones are behind, unless splitting has a gain."""
+def order(
+    kernel: KernelInfo, cost: Estimate, problem: Problem, *, has_plain: bool
+) -> tuple[bool, float, str]:
+    """Sorts a ranking. With plain kernels in it, general ones are behind, unless splitting has a gain."""
     gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
-    is_behind = kernel.is_general and problem.is_plain and not gains
-    return is_behind, cost.cycles, kernel.name
+    return has_plain and kernel.is_general and not gains, cost.cycles, kernel.name
 
 
 def choose(
@@ -192,7 +194,9 @@ def candidates(
     library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
 ) -> list[Candidate]:
     """Every kernel of `family`: the legal ones in the order of `ranking`, then the others, nearest first."""
-    estimates = {kernel.index: cost for kernel, cost in ranking(library, problem, family, device)}
+    ranked = ranking(library, problem, family, device)
+    estimates = {kernel.index: cost for kernel, cost in ranked}
+    has_plain = any(not kernel.is_general for kernel, _ in ranked)
     found = [
         Candidate(kernel, refusal(library, kernel, problem, device, params), estimates.get(kernel.index))
         for kernel in read_kernels(library)
@@ -203,7 +207,7 @@ def candidates(
         kernel = candidate.kernel
         if candidate.refusal is not None or candidate.estimate is None:
             return True, _distance(kernel, problem), (False, 0.0, "")
-        return False, 0, order(kernel, candidate.estimate, problem)
+        return False, 0, order(kernel, candidate.estimate, problem, has_plain=has_plain)
 
     return sorted(found, key=placed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,14 @@ def test_the_fastest_right_kernel_is_selected(
 def test_a_kernel_that_fails_once_is_selected_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Though it is the fastest everywhere, and right at all problems but one."""
-    task = next(t for t in host_tasks() if t.case.head_dim == 64 and not t.case.causal)
+    """Though it is among the two fastest elsewhere too, and right at all problems but one."""
     clean = derive.make_table(swept(tmp_path, host_tasks()))
     assert clean is not None
-    best = next(row.kernel for row in clean.rows if row.bucket == task.bucket)
-    assert sum(row.kernel == best for row in clean.rows) > 1
+    uses = Counter(name for row in clean.rows for name in (row.kernel, row.runner_up))
+    best = max((row.kernel for row in clean.rows), key=lambda name: uses[name])
+    assert uses[best] > 1
+    buckets = [row.bucket for row in clean.rows if row.kernel == best]
+    task = next(t for t in host_tasks() if t.bucket in buckets)
     (tmp_path / "journal.jsonl").unlink()
     measurer = FakeMeasurer()
     measurer.wrong = lambda where, kernel: (where.name, kernel.name) == (task.name, best)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import arrivals, attention, plan
+from sdpa_cutlass import device as device_module
 from sdpa_cutlass.arrivals import MAX_TILES, arrival_counters, prepare_counters
 from sdpa_cutlass.errors import DriverError
 from tests.library.reference import expect_close, rand, torchs_attention
@@ -122,7 +123,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
             status._obj.value, capture_id._obj.value = 1, found.capture
             return 0
 
-    monkeypatch.setattr(arrivals.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(device_module.ctypes, "CDLL", lambda name: Driver())
     return found
 
 
@@ -188,7 +189,7 @@ def test_without_a_stock_the_graph_zeroes_counters_itself(fake: FakeTorch) -> No
 
 def test_an_error_of_the_driver_is_raised(fake: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(cuStreamGetCaptureInfo_v2=lambda *arguments: 400)
-    monkeypatch.setattr(arrivals.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(device_module.ctypes, "CDLL", lambda name: driver)
     prepare_counters(0)
     fake.capture = 1
     with pytest.raises(DriverError, match="driver error 400"):

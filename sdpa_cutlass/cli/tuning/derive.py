@@ -104,7 +104,11 @@ def _time(measured: Measured) -> float:
 
 def model_choice(kernels: Iterable[KernelInfo], problem: Problem, device: DeviceInfo) -> str:
     """The one of `kernels` that select.py takes without a table."""
-    return min(kernels, key=lambda row: order(row, estimate(row, problem, device), problem)).name
+    rows = list(kernels)
+    has_plain = any(not row.is_general for row in rows)
+    return min(
+        rows, key=lambda row: order(row, estimate(row, problem, device), problem, has_plain=has_plain)
+    ).name
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

@@ -24,7 +24,7 @@ from sdpa_cutlass.cli.tuning.journal import Entry, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
 from sdpa_cutlass.device import DeviceInfo
 from sdpa_cutlass.registry import Family, KernelInfo
-from sdpa_cutlass.select import ranking
+from sdpa_cutlass.select import order, ranking
 
 if TYPE_CHECKING:
     import torch
@@ -57,22 +57,26 @@ def candidates(
 ) -> list[KernelInfo]:
     """The kernels to measure at `task`, the cost model's best first.
 
-    Unless `everything` is wanted: of the general kernels only split ones where plain ones serve, and of all
-    the SURE_CANDIDATES best by the cost model and what it holds to be at most HOPEFUL times slower than the
-    best.
+    Unless `everything` is wanted: no general kernel where plain ones serve, but for split ones that have a
+    gain, and of all the SURE_CANDIDATES best by the cost model and what it holds to be at most HOPEFUL times
+    slower than the best.
     """
     ranked = [
-        (kernel, cost.cycles)
+        (kernel, cost)
         for kernel, cost in ranking(library, task.problem, Family.FMHA_FWD, device)
         if glob is None or fnmatch.fnmatchcase(kernel.name, glob)
     ]
     if not everything:
-        useful = [pair for pair in ranked if pair[0].is_split or not pair[0].is_general]
-        ranked = useful if any(not kernel.is_general for kernel, _ in ranked) else ranked
+        has_plain = any(not kernel.is_general for kernel, _ in ranked)
+        ranked = [
+            (kernel, cost)
+            for kernel, cost in ranked
+            if not order(kernel, cost, task.problem, has_plain=has_plain)[0]
+        ]
         ranked = [
             pair
             for place, pair in enumerate(ranked)
-            if place < SURE_CANDIDATES or pair[1] <= HOPEFUL * ranked[0][1]
+            if place < SURE_CANDIDATES or pair[1].cycles <= HOPEFUL * ranked[0][1].cycles
         ]
     return [kernel for kernel, _ in ranked]
 
