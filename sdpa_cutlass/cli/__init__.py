@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import sdpa_cutlass
-from sdpa_cutlass.cli import bench_arguments
+from sdpa_cutlass.cli import arguments, bench_arguments
 from sdpa_cutlass.cli.profiling import arguments as profiling
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import SUITE_NAMES
@@ -51,27 +51,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """An argparse type: a comma-separated list of names out of `allowed`."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-        unknown = [name for name in names if name not in allowed]
-        if unknown or not names:
-            wrong = ", ".join(unknown) or "nothing"
-            raise argparse.ArgumentTypeError(f"{wrong} is not among {', '.join(allowed)}")
-        return names
-
-    return parse
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a grid of problems through the fused kernels, the piped CUTLASS baseline, every torch backend "
@@ -82,7 +61,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         f"comma-separated, of {', '.join(SUITE_NAMES)}; default: mission,small,long,real, on a CPU host,real"
     )
     what = parser.add_argument_group("what")
-    what.add_argument("--suite", type=_names(SUITE_NAMES), metavar="NAMES", help=suites)
+    what.add_argument("--suite", type=arguments.names_of(SUITE_NAMES), metavar="NAMES", help=suites)
     what.add_argument(
         "--filter",
         action="append",
@@ -101,25 +80,11 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--providers",
-        type=_names(PROVIDERS),
+        type=arguments.names_of(PROVIDERS),
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(PROVIDERS)}; default: all, for masks only the fast ones",
     )
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda where there is a GPU"
-    )
-    how.add_argument(
-        "--dtype", choices=("f16", "bf16"), default="f16", help="element type (default: %(default)s)"
-    )
-    how.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
-    how.add_argument(
-        "--repeats",
-        type=_positive,
-        metavar="N",
-        help="timed repetitions (default: 2 on a CPU; on a GPU at most 25, fewer where they take long)",
-    )
-    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    arguments.add_measuring(parser)
     files = parser.add_argument_group("files to write")
     files.add_argument("--json", type=Path, metavar="FILE", help="the results in the project's result format")
     files.add_argument("--csv", type=Path, metavar="FILE", help="the rows as comma-separated values")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdpa_cutlass.cli import plots
 from sdpa_cutlass.cli.plots import COLOURS, COLUMNS, PANEL_HEIGHT, PANEL_WIDTH, Panel, panels
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.roofline import ceilings_of, problem_of
@@ -132,8 +133,8 @@ def _scatter(axes: Axes, points: list[tuple[float, float]], **style: Any) -> Non
         axes.scatter([x for x, _ in points], [y for _, y in points], **style)
 
 
-def _speedups(panel: Panel, peer: str) -> list[float]:
-    return [comparison.speedup(peer) or float("nan") for comparison in panel.comparisons]
+def _speedup(comparison: Comparison, peer: str) -> float:
+    return comparison.speedup(peer) or float("nan")
 
 
 def _peers(panel: Panel) -> list[str]:
@@ -141,23 +142,12 @@ def _peers(panel: Panel) -> list[str]:
 
 
 def _draw_lines(axes: Axes, panel: Panel) -> None:
-    lengths = [comparison.problem.seqlen_q for comparison in panel.comparisons]
-    for peer in _peers(panel):
-        axes.plot(lengths, _speedups(panel, peer), "o-", markersize=3, color=COLOURS[peer], label=peer)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set_xlabel("sequence length", fontsize=8)
+    plots.lines(axes, panel, _peers(panel), _speedup)
     _finish(axes, panel)
 
 
 def _draw_bars(axes: Axes, panel: Panel) -> None:
-    found = _peers(panel)
-    width = 0.8 / max(1, len(found))
-    for number, peer in enumerate(found):
-        places = [place - 0.4 + (number + 0.5) * width for place in range(len(panel.comparisons))]
-        axes.bar(places, _speedups(panel, peer), width, color=COLOURS[peer], label=peer)
-    labels = [comparison.label.replace(" D", "\nD") for comparison in panel.comparisons]
-    axes.set_xticks(range(len(labels)), labels, fontsize=5)
+    plots.bars(axes, panel, _peers(panel), _speedup, fontsize=5)
     _finish(axes, panel)
 
 

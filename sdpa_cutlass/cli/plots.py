@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,26 +130,42 @@ def _providers(panel: Panel) -> list[str]:
     return [name for name in names if any(comparison.row(name) for comparison in panel.comparisons)]
 
 
-def _draw_lines(axes: Axes, panel: Panel) -> None:
+def lines(axes: Axes, panel: Panel, names: Sequence[str], value: Callable[[Comparison, str], float]) -> None:
+    """One line over the sequence length for each of `names`."""
     lengths = [comparison.problem.seqlen_q for comparison in panel.comparisons]
-    for provider in _providers(panel):
-        speeds = [_speed(comparison, provider) for comparison in panel.comparisons]
-        axes.plot(lengths, speeds, marker="o", markersize=3, color=COLOURS[provider], label=provider)
+    for name in names:
+        values = [value(comparison, name) for comparison in panel.comparisons]
+        axes.plot(lengths, values, marker="o", markersize=3, color=COLOURS[name], label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xlabel("sequence length", fontsize=8)
+
+
+def bars(
+    axes: Axes,
+    panel: Panel,
+    names: Sequence[str],
+    value: Callable[[Comparison, str], float],
+    *,
+    fontsize: int,
+) -> None:
+    """A group of bars, one of each name, for every problem."""
+    width = 0.8 / max(1, len(names))
+    for number, name in enumerate(names):
+        places = [place - 0.4 + (number + 0.5) * width for place in range(len(panel.comparisons))]
+        values = [value(comparison, name) for comparison in panel.comparisons]
+        axes.bar(places, values, width, color=COLOURS[name], label=name)
+    labels = [comparison.label.replace(" D", "\nD") for comparison in panel.comparisons]
+    axes.set_xticks(range(len(labels)), labels, fontsize=fontsize)
+
+
+def _draw_lines(axes: Axes, panel: Panel) -> None:
+    lines(axes, panel, _providers(panel), _speed)
     _finish(axes, panel)
 
 
 def _draw_bars(axes: Axes, panel: Panel) -> None:
-    providers = _providers(panel)
-    width = 0.8 / max(1, len(providers))
-    for number, provider in enumerate(providers):
-        places = [place - 0.4 + (number + 0.5) * width for place in range(len(panel.comparisons))]
-        speeds = [_speed(comparison, provider) for comparison in panel.comparisons]
-        axes.bar(places, speeds, width, color=COLOURS[provider], label=provider)
-    labels = [comparison.label.replace(" D", "\nD") for comparison in panel.comparisons]
-    axes.set_xticks(range(len(labels)), labels, fontsize=6)
+    bars(axes, panel, _providers(panel), _speed, fontsize=6)
     _finish(axes, panel)
 
 

@@ -36,6 +36,18 @@ def _synchronize(context: Context, memory: DeviceMemory) -> None:
     context.fail(f"{context.progress}: no fault happened, so this proved nothing")
 
 
+def _expect_refusal(context: Context, ours: Launch) -> None:
+    """A launch after a fault is refused and says that earlier work is to blame."""
+    try:
+        ours.run()
+    except LaunchError as error:
+        if _EARLIER not in str(error):
+            context.fail(f"{context.progress}: the message blames us: {error}")
+    else:
+        context.fail(f"{context.progress}: it was not refused")
+    context.numbers["faults"] += 1
+
+
 @check
 def fault_of_another(context: Context) -> None:
     """Another kernel writes where no memory is; our next launch is refused and names earlier work."""
@@ -46,14 +58,7 @@ def fault_of_another(context: Context) -> None:
     context.at("a launch after another kernel's fault")
     planted.launch(planted.compiled(_STORE), _NOWHERE)
     _synchronize(context, memory)
-    try:
-        ours.run()
-    except LaunchError as error:
-        if _EARLIER not in str(error):
-            context.fail(f"{context.progress}: the message blames us: {error}")
-    else:
-        context.fail(f"{context.progress}: it was not refused")
-    context.numbers["faults"] += 1
+    _expect_refusal(context, ours)
 
 
 @check
@@ -97,11 +102,4 @@ def fault_comes_late(context: Context) -> None:
     ours.params.k = _NOWHERE
     ours.run()
     _synchronize(context, memory)
-    try:
-        ours.run()
-    except LaunchError as error:
-        if _EARLIER not in str(error):
-            context.fail(f"{context.progress}: the message is {error}")
-    else:
-        context.fail(f"{context.progress}: it was not refused")
-    context.numbers["faults"] += 1
+    _expect_refusal(context, ours)

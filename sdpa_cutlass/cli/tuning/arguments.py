@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from sdpa_cutlass.cli.arguments import names_of
 from sdpa_cutlass.cli.suites import SUITE_NAMES
 
 GRID = "grid"
 # Of the others, one lies in files and two are for machines without a GPU.
 SUITES = (*(name for name in SUITE_NAMES if name not in ("real", "host", "host_masks")), GRID)
 BOTH_DTYPES = ("f16", "bf16")
-
-
-def _list_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-        unknown = [name for name in names if name not in allowed]
-        if unknown or not names:
-            wrong = ", ".join(unknown) or "nothing"
-            raise argparse.ArgumentTypeError(f"{wrong} is not among {', '.join(allowed)}")
-        return names
-
-    return parse
 
 
 def _seconds(text: str) -> float:
@@ -50,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "--suite",
-        type=_list_of(SUITES),
+        type=names_of(SUITES),
         default=SUITES,
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(SUITES)}; default: all",
@@ -60,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--dtype",
-        type=_list_of(BOTH_DTYPES),
+        type=names_of(BOTH_DTYPES),
         default=BOTH_DTYPES,
         metavar="NAMES",
         help="f16, bf16 or both, the default",

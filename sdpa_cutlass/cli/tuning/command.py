@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,9 @@ def sweep_and_write(
         return sweep.candidates(native, task, device, glob=options.kernels, everything=options.all)
 
     lost: str | None = None
-    with _progress(console, len(tasks), quiet=options.quiet) as advance:
+    from sdpa_cutlass.cli.running import progress  # it brings torch
+
+    with progress(console, len(tasks), quiet=options.quiet) as advance:
         try:
             outcome = sweep.run(
                 tasks,
@@ -222,25 +224,6 @@ def _tasks(options: argparse.Namespace, head_dims: HeadDims) -> list[Task]:
     if not tasks:
         raise CommandError("no problem matches --filter; --list shows their names")
     return tasks
-
-
-@contextlib.contextmanager
-def _progress(console: Console, total: int, *, quiet: bool) -> Iterator[Callable[[str, int], None]]:
-    """Yields advance(problem at hand, problems done since the last call)."""
-    if quiet or not console.is_terminal:
-        yield lambda text, steps: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns: list[Any] = [
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    ]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text, steps: bar.update(task, description=text, advance=steps)
 
 
 # ---- without a GPU ----
