@@ -21,10 +21,11 @@ from enum import Enum
 ELEMENT_BYTES = 2  # fp16 and bf16
 ACCUMULATOR_BYTES = 4  # fp32
 MMA_M = 16  # query rows that one warp's mma.sync covers
+MMA_N = 8  # columns of its result
 COPY_ELEMENTS = 8  # elements of one 16-byte cp.async
 
-# The merge of KV groups pads each row of O by eight floats and keeps row_max and row_sum beside it.
-MERGE_FLOATS_BESIDE_HEAD_DIM = 8 + 2
+# For the merge of KV groups, each of the four lanes that share a row keeps row_max and row_sum beside O.
+MERGE_FLOATS_BESIDE_HEAD_DIM = 4 * 2
 
 # K and V tiles in flight in the ring of one KV group.
 RING_TILES = 3

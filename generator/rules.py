@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from generator.config import COPY_ELEMENTS, GENERAL_BLOCK_N, MMA_M, RING_TILES, Family, KernelConfig
+from generator.config import COPY_ELEMENTS, GENERAL_BLOCK_N, MMA_M, MMA_N, RING_TILES, Family, KernelConfig
 
 ALL = frozenset(Family)
 FUSED = frozenset({Family.FMHA_FWD})
@@ -128,6 +128,15 @@ def _kv_groups_divide_warps(c: KernelConfig) -> str | None:
     )
 
 
+def _kv_groups_divide_head_dim(c: KernelConfig) -> str | None:
+    columns = MMA_N * c.tile.kv_groups
+    return _require(
+        c.tile.kv_groups == 1 or c.head_dim % columns == 0,
+        f"{c.tile.kv_groups} KV groups complete {MMA_N} columns at a time, and {columns} do not divide "
+        f"head_dim {c.head_dim}",
+    )
+
+
 def _block_m(c: KernelConfig) -> str | None:
     rows = MMA_M * c.tile.warps_m
     return _require(
@@ -222,6 +231,12 @@ RULES: tuple[Rule, ...] = (
     _rule("warps", FUSED, f"1 to {MAX_WARPS} warps", _warps),
     _rule("kv_groups", FUSED, "1, 2, 4 or 8 KV groups", _kv_groups),
     _rule("kv_groups_divide_warps", FUSED, "KV groups have equally many warps", _kv_groups_divide_warps),
+    _rule(
+        "kv_groups_divide_head_dim",
+        FUSED,
+        "head_dim is a multiple of 8 columns for each KV group",
+        _kv_groups_divide_head_dim,
+    ),
     _rule("block_m", FUSED, "block_m is a multiple of 16 rows for each warp of a KV group", _block_m),
     _rule("block_n", FUSED, "block_n is a multiple of 16", _block_n),
     _rule("general_block_n", FUSED, "block_n of a general kernel is a multiple of 32", _general_block_n),

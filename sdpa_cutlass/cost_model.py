@@ -114,8 +114,9 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
 
     q_bytes = 2 * kernel.block_m * kernel.head_dim
     merge = 0.0
-    if kernel.kv_groups > 1:  # accumulators through shared memory, written and read
-        merge_bytes = 8 * kernel.kv_groups * kernel.block_m * (kernel.head_dim + 8)
+    if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
+        merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
+        merge_bytes = 8 * kernel.block_m * merge_floats
         merge = _MERGE_CYCLES + _MERGE_CYCLES_PER_PAIR * kernel.kv_groups**2
         merge += merge_bytes / _SMEM_BYTES_PER_CLOCK
     head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
@@ -170,10 +171,9 @@ def _num_splits(
 ) -> int:
     """The CTAs for each tile that should be fastest, of those that fill the card at most once.
 
-    Every KV group keeps a block, and the statistics of all splits have to fit shared memory, where they meet.
+    Every KV group keeps a block.
     """
-    room = kernel.smem_bytes // (8 * kernel.block_m)
-    most = min(device.sms // tiles, blocks // kernel.kv_groups, room, _MAX_SPLITS)
+    most = min(device.sms // tiles, blocks // kernel.kv_groups, _MAX_SPLITS)
     if tiles > _MAX_SPLIT_TILES or most < 2:
         return 1
 

@@ -152,7 +152,7 @@ def test_values_of_other_types_are_refused(field: str, value: object) -> None:
         ("m128n128_s1_w8_qreg", 128, 2 * 128 * 128 * 2),  # V lies where Q was
         ("m128n32_s1_w8_qreg", 128, 128 * 128 * 2 + 32 * 128 * 2),  # Q is the larger of the two
         ("m32n128_s1_w4_g2", 64, 2 * 3 * 128 * 64 * 2),  # a ring of three tiles for each group, no Q
-        ("m64n16_s1_w16_g4", 64, 4 * 64 * (64 + 8 + 2) * 4),  # the merge needs more than the ring
+        ("m64n16_s1_w16_g4", 64, 4 * 64 * (64 + 8) * 4),  # the merge needs more than the ring
     ],
 )
 def test_smem_bytes(tile: str, head_dim: int, smem_bytes: int) -> None:

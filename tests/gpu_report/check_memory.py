@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 from sdpa_cutlass.registry import KernelInfo
@@ -9,7 +11,7 @@ from tests.gpu_report.context import Context, check
 from tests.gpu_report.launching import Launch, same_bits
 from tests.gpu_report.memory import memory_of
 from tests.gpu_report.placement import Layout, Placement
-from tests.gpu_report.problems import few_cases, odd_cases
+from tests.gpu_report.problems import even_cases, few_cases, odd_cases
 from tests.kernels.general import Case
 from tests.kernels.general_numerics import case_violations
 
@@ -29,9 +31,19 @@ def launches(context: Context) -> None:
     Inputs are copied to the device, so initcheck knows them as initialised; results are not, and reading them
     back makes it look at every element.
     """
+    _launch_all(context, few_cases)
+
+
+@check
+def even_launches(context: Context) -> None:
+    """The same for racecheck, which needs KV groups to meet equally many barriers."""
+    _launch_all(context, even_cases)
+
+
+def _launch_all(context: Context, cases: Callable[[KernelInfo], Iterable[Case]]) -> None:
     placement = Placement(memory_of(context.device), Layout.PLAIN)
     for row in context.each_row():
-        for case in few_cases(row):
+        for case in cases(row):
             context.at(f"{row.name}: {case}")
             launch = Launch(context.library, row, case, placement, poison_outputs=False)
             launch.run()

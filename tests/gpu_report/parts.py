@@ -13,7 +13,7 @@ from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report import planted, sanitizer
 from tests.gpu_report.jobs import Ended, Job, log_text
 
-CLEAN, EXCUSED, SKIPPED, FAILED = "clean", "clean but for documented exceptions", "skipped", "FAILED"
+CLEAN, SKIPPED, FAILED = "clean", "skipped", "FAILED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class SanitizerPart(Part):
         if program is None:
             return []
         jobs = []
-        for name in (self.tool, "good"):
+        for name in self._planted_names():
             target = [sys.executable, "-m", "tests.gpu_report.planted", name]
             command = sanitizer.command(program, self.tool, self._log(settings, name), target)
             jobs.append(Job(self.name, f"planted {name}", command, self.seconds))
@@ -153,32 +153,31 @@ class SanitizerPart(Part):
         if not ended:
             missing = "compute-sanitizer was not found: put it on PATH or set COMPUTE_SANITIZER"
             return Outcome(self.name, self.what, FAILED, failures=[missing])
-        shards = ended[2:]
+        shards = ended[len(self._planted_names()) :]
         outcome = super().outcome(settings, shards, rows)
         outcome.seconds = _seconds(ended)
         logs = {
             f"process {end.job.name}": log_text(self._log(settings, str(i))) for i, end in enumerate(shards)
         }
-        judged = sanitizer.judge(self.tool, logs, rows)
+        judged = sanitizer.judge(logs)
         outcome.failures += judged.failures + self._planted(settings)
         outcome.numbers["reports"] = judged.errors
-        for known in sanitizer.KNOWN:
-            if known.name in judged.excused:
-                kernels = sorted(judged.excused_kernels[known.name])
-                outcome.notes.append(
-                    f"exception `{known.name}`: {judged.excused[known.name]} reports ({known.kind}) in "
-                    f"{len(kernels)} kernels: {', '.join(kernels)}. {known.why}"
-                )
+        if self.tool == "racecheck" and not self._planted_log(settings, "uneven").errors:
+            outcome.notes.append("racecheck did not blame `uneven`: it needs no even_cases any more")
         if outcome.failures:
             outcome.verdict = FAILED
-        elif judged.excused:
-            outcome.verdict = EXCUSED
         return outcome
+
+    def _planted_names(self) -> tuple[str, ...]:
+        return (self.tool, "good", *(("uneven",) if self.tool == "racecheck" else ()))
+
+    def _planted_log(self, settings: Settings, name: str) -> sanitizer.Log:
+        return sanitizer.parse(log_text(self._log(settings, name)))
 
     def _planted(self, settings: Settings) -> list[str]:
         """The tool must report its planted defect, and nothing in a good kernel."""
-        bad = sanitizer.parse(log_text(self._log(settings, self.tool)))
-        good = sanitizer.parse(log_text(self._log(settings, "good")))
+        bad = self._planted_log(settings, self.tool)
+        good = self._planted_log(settings, "good")
         found = []
         if not bad.errors:
             found.append(f"the planted defect `{planted.SOURCES[self.tool]}` was not reported")
@@ -219,7 +218,8 @@ PARTS: tuple[Part, ...] = (
     ),
     *(
         SanitizerPart(
-            name=tool, check="launches", tool=tool, processes=0, needs_gpu=True, seconds=420.0,
+            name=tool, check="even-launches" if tool == "racecheck" else "launches", tool=tool, processes=0,
+            needs_gpu=True, seconds=420.0,
             what=f"compute-sanitizer {tool}, every kernel at small odd sizes: {what}",
         )
         for tool, what in _GPU_PARTS.items()

@@ -1,6 +1,8 @@
 """Kernels with one defect each, compiled at run time: each tool has to find its own, or it proves nothing.
 
-python -m tests.gpu_report.planted memcheck|racecheck|synccheck|initcheck|good
+`good` has none, and `uneven` has none that racecheck may blame it for.
+
+python -m tests.gpu_report.planted memcheck|racecheck|synccheck|initcheck|good|uneven
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ SOURCES = {
     "racecheck": "room[threadIdx.x] = threadIdx.x; data[threadIdx.x] = room[threadIdx.x ^ 32];",  # no barrier
     "synccheck": "if (threadIdx.x < 5) { __syncthreads(); } data[threadIdx.x] = 1;",
     "initcheck": "data[threadIdx.x] = data[threadIdx.x] + 1;",  # nobody has written it before
+    # racecheck's own mistake: one half has met a barrier more than the other, so it takes nothing for ordered
+    "uneven": 'if (threadIdx.x < 64) { asm volatile("bar.sync 1, 64;"); } room[threadIdx.x] = threadIdx.x; '
+    "__syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 64];",
     "good": "room[threadIdx.x] = threadIdx.x; __syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 32];",
 }
-_THREADS = 64
+_THREADS = 128
 
 
 def source_of(name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.registry import KernelInfo
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.guard_pages import cases as general_cases
@@ -69,6 +70,37 @@ def few_cases(row: KernelInfo) -> Iterator[Case]:
         base,
         lengths_q=Lengths(cu_seqlens=(0, 20, rows)),
         lengths_k=Lengths(cu_seqlens=(0, keys - 30, keys)),
+        philox_on_device=row.has_dropout,
+    )
+
+
+def even_cases(row: KernelInfo) -> Iterator[Case]:
+    """few_cases, but the KV groups of every CTA pass as many key blocks, and so as many barriers, as each
+    other: racecheck takes whatever two threads do that met different numbers of barriers for unordered, even
+    behind a barrier of the whole CTA (see `uneven` in planted.py). Groups of one warp have no barriers.
+    """
+    if row.kv_groups == 1 or row.warps == row.kv_groups:
+        yield from few_cases(row)
+        return
+    step = row.kv_groups * row.block_n * (NUM_SPLITS if row.is_split else 1)
+    rows, keys = row.block_m + 5, 2 * step - 7
+    if not row.is_general:
+        yield from (case for case in _plain(row, rows, keys) if case.causal is not Causal.TOP_LEFT)
+        return
+    base = _general_base(row, rows, keys)
+    yield base
+    for dtype in () if row.is_split else MASK_DTYPES:
+        yield replace(base, mask=random_mask(dtype, (rows, keys), "cpu"))
+    yield replace(
+        base,
+        causal=Causal.BOTTOM_RIGHT,
+        lengths_q=Lengths(seqlens=(rows - 3,)),
+        lengths_k=Lengths(seqlens=(keys - 2,)),
+    )
+    yield replace(
+        base,
+        lengths_q=Lengths(cu_seqlens=(0, 20, rows)),
+        lengths_k=Lengths(cu_seqlens=(0, step - 3, keys)),
         philox_on_device=row.has_dropout,
     )
 

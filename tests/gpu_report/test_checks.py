@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -14,6 +14,7 @@ import torch
 
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
+from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.registry import Family, KernelInfo
 from tests.gpu_report import check_memory, check_repeats, check_soak, check_twins
 from tests.gpu_report.context import Context
@@ -21,7 +22,8 @@ from tests.gpu_report.launching import Launch
 from tests.gpu_report.memory import HostMemory
 from tests.gpu_report.on_device import DeviceLaunch
 from tests.gpu_report.placement import GUARD_BYTES, Layout, Placement
-from tests.gpu_report.problems import few_cases, odd_cases, sized_case
+from tests.gpu_report.problems import even_cases, few_cases, num_splits, odd_cases, sized_case
+from tests.kernels.general import Case
 from tests.kernels.harness import Inputs, TestedKernel
 
 ROWS = list(kernels(Target.HOST))
@@ -198,6 +200,34 @@ def test_time_that_is_up_is_no_success() -> None:
 def test_shards_are_all_the_kernels() -> None:
     parts = [Context(device="cpu", shard=shard, shards=5).rows() for shard in range(5)]
     assert [row for part in parts for row in part] == ROWS
+
+
+def test_even_cases_keep_kv_groups_in_step() -> None:
+    """Every group of every CTA takes as many key blocks as the others, where groups have barriers."""
+    grouped = [row for row in ROWS if row.kv_groups > 1 and row.warps > row.kv_groups]
+    assert any(row.is_split for row in grouped)
+    assert any(row.is_causal for row in grouped)
+    for row in grouped:
+        blocks = [count for case in even_cases(row) for count in blocks_of_ctas(row, case)]
+        assert blocks
+        assert all(count > 0 and count % row.kv_groups == 0 for count in blocks), row.name
+        assert any(count % row.kv_groups for case in few_cases(row) for count in blocks_of_ctas(row, case))
+
+
+def blocks_of_ctas(row: KernelInfo, case: Case) -> Iterator[int]:
+    """The key blocks of every CTA that works, as sequence.cuh, mask.cuh and split.cuh give them out."""
+    heads = case.q.shape[1] // case.k.shape[1] if row.is_split else 1
+    batch = len(case.lengths_q.cu_seqlens) - 1 if case.lengths_q.cu_seqlens else case.batch
+    queries = case.lengths_q.sequences(batch, case.seqlen_q)
+    keys = case.lengths_k.sequences(batch, case.seqlen_k)
+    for seqlen_q, seqlen_k in ((q.length, k.length) for q, k in zip(queries, keys, strict=True)):
+        for first_row in range(0, seqlen_q * heads, row.block_m):
+            last_row = min(first_row + row.block_m, seqlen_q * heads) - 1
+            offset = seqlen_k - seqlen_q if case.causal is Causal.BOTTOM_RIGHT else 0
+            seen = seqlen_k if case.causal is None else min(seqlen_k, last_row // heads + offset + 1)
+            blocks = -(-max(seen, 0) // row.block_n)
+            share = -(-blocks // max(num_splits(row, case), 1))
+            yield from (min(share, blocks - first) for first in range(0, blocks, max(share, 1)))
 
 
 def test_cases_reach_every_kind_of_kernel() -> None:

@@ -53,8 +53,8 @@ class TestedKernel:
 
     @property
     def max_splits(self) -> int:
-        """The statistics of all splits, two floats a row, meet in shared memory."""
-        return self.info.smem_bytes // (8 * self.info.block_m)
+        """What launch.cuh allows."""
+        return 1024
 
     @property
     def dtype(self) -> torch.dtype:

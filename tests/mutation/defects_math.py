@@ -8,6 +8,7 @@ _MASK = "fmha_fwd/mask.cuh"
 _SOFTMAX = "fmha_fwd/softmax.cuh"
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
+_GROUP_MERGE = "fmha_fwd/group_merge.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
 _SEEN = "num_seen = cute::min(num_seen, row + sequence.causal_offset + 1 - first_col);"
 _LAST = "seen_by_last = cute::max(cute::min(seen_by_last, last_key + 1), 0);"
@@ -236,11 +237,47 @@ MATHS: tuple[Mutant, ...] = (
     # ---- merge of KV groups ----
     Mutant(
         name="merge_without_weights",
-        header=_EPILOGUE,
-        old="weight[g] = Arch::exp2(",
-        new="weight[g] = 1.f + 0.f * Arch::exp2(",
+        header=_GROUP_MERGE,
+        old="weight[2] = {Arch::exp2(stats[g].x - max[0]), Arch::exp2(stats[g].y - max[1])};",
+        new="weight[2] = {1.f, 1.f};",
         defect="KV groups: partial results are added as if their references were one",
         kernels=Kernels.GROUPS,
         by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="merge_of_another_slice",
+        header=_GROUP_MERGE,
+        old="rooms[g][(group * kUnits + u) * Traits::kGroupThreads]",
+        new="rooms[g][((kGroups - 1 - group) * kUnits + u) * Traits::kGroupThreads]",
+        defect="KV groups: a group takes the columns of another's slice",
+        kernels=Kernels.GROUPS,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="merge_forgets_a_sum",
+        header=_GROUP_MERGE,
+        old="sum[1] += weight[1] * stats[g].w;",
+        new="if (g == 0) sum[1] += weight[1] * stats[g].w;",
+        defect="KV groups: every second row is divided by the sum of one group",
+        kernels=Kernels.GROUPS,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="quads_transposed_wrongly",
+        header=_EPILOGUE,
+        old="words[j] = is_high ? other : own;",
+        new="words[j] = is_high ? own : other;",
+        defect="KV groups: the lanes of a quad store each other's columns",
+        kernels=Kernels.GROUPS,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="lse_of_the_other_row",
+        header=_EPILOGUE,
+        old="quad_lane == 0 ? SoftmaxState::lse(",
+        new="quad_lane == 1 ? SoftmaxState::lse(",
+        defect="KV groups: softmax_lse of two rows is swapped",
+        kernels=Kernels.GROUPS,
+        by=Check.LSE,
     ),
 )

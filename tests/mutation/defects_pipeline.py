@@ -6,6 +6,7 @@ from tests.mutation.model import Check, Kernels, Mutant
 
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
+_GROUP_MERGE = "fmha_fwd/group_merge.cuh"
 
 PIPELINE: tuple[Mutant, ...] = (
     # ---- barriers ----
@@ -93,9 +94,9 @@ PIPELINE: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no_barrier_before_merge_is_staged",
-        header=_EPILOGUE,
+        header=_GROUP_MERGE,
         old="Mainloop<Traits>::sync_group(group);  // the group has read its last V: "
-        "its room may take the partial result\n",
+        "its room may take what it hands over\n",
         new="\n",
         defect="KV groups: partial results overwrite V while other warps multiply with it",
         kernels=Kernels.GROUPS,
@@ -104,8 +105,8 @@ PIPELINE: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no_barrier_before_merge",
-        header=_EPILOGUE,
-        old="Arch::syncthreads();  // all partial results are in shared memory\n",
+        header=_GROUP_MERGE,
+        old="Arch::syncthreads();  // all slices are in shared memory\n",
         new="\n",
         defect="KV groups: partial results are added before they are there",
         kernels=Kernels.GROUPS,

@@ -124,6 +124,9 @@ struct Host {
 
   // The defaults are the place in the kernel that calls: see simt/shadow.hpp.
   static void syncthreads(SDPA_SIMT_CALLER) { simt::syncthreads(file, line, function); }
+  static bool syncthreads_or(bool predicate, SDPA_SIMT_CALLER) {
+    return simt::syncthreads_or(predicate, file, line, function);
+  }
   static void sync_group(int barrier, int num_threads, SDPA_SIMT_CALLER) {
     simt::sync_group(barrier, num_threads, file, line, function);
   }

@@ -43,6 +43,8 @@ struct Sm80 {
   }
 
   SDPA_DEVICE static void syncthreads() { __syncthreads(); }
+  // A barrier of the CTA that tells everyone whether `predicate` was true of anyone.
+  SDPA_DEVICE static bool syncthreads_or(bool predicate) { return __syncthreads_or(predicate) != 0; }
   SDPA_DEVICE static void sync_group(int barrier, int num_threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
   }

@@ -14,7 +14,6 @@
 #if defined(SDPA_TARGET_HOST)
 
 #define SDPA_DEVICE inline
-#define SDPA_UNROLL_8
 #define SDPA_HOST_DEVICE inline
 #define SDPA_KERNEL(Traits)
 #define SDPA_GRID_CONSTANT
@@ -28,7 +27,6 @@ using Target = Host;
 #else
 
 #define SDPA_DEVICE __device__ __forceinline__
-#define SDPA_UNROLL_8 _Pragma("unroll 8")
 #define SDPA_HOST_DEVICE __host__ __device__ __forceinline__
 #define SDPA_KERNEL(Traits) __global__ __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
 #define SDPA_GRID_CONSTANT __grid_constant__

@@ -2,15 +2,14 @@
 // is one float a row. A row that saw no key, or lies beyond its sequence, becomes 0 and -inf.
 //
 //   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
-//   merge_tile    several KV groups: (O, row_max, row_sum) of each go through shared memory and are reduced there;
-//                 a split kernel does so within split.cuh
+//   merge_tile    several KV groups: group_merge.cuh makes one result of theirs; lanes of a quad swap pairs of columns
 //   store_empty   a tile whose rows see no key at all
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
-#include "sdpa/fmha_fwd/mainloop.cuh"
+#include "sdpa/fmha_fwd/group_merge.cuh"
 
 namespace sdpa::fmha_fwd {
 
@@ -83,81 +82,51 @@ struct Epilogue {
   template <class Accumulator>
   SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
-    stage_groups(smem, tOrO, softmax);
-    for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
-      int const row = index / kVectorsPerRow, col = index % kVectorsPerRow * 8;
-      int const out_row = tile.m_block * kBlockM + row;
-      if (out_row >= sequence.num_rows) break;
-      float max, sum, out[8];
-      merge_groups(smem, row, col, max, sum, out, [&](float &row_sum) SDPA_INLINE_LAMBDA {
-        if (Traits::kIsGeneral && out_row >= sequence.seqlen_q) row_sum = 0.f;
-        return SoftmaxState::inverse(row_sum) * keep_scale(params);
-      });
-      store_vector(params, tile, sequence, out_row, col, out);
-      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
-    }
-  }
-
-  // Brings (O, row_max, row_sum) of every KV group to shared memory.
-  template <class Accumulator>
-  SDPA_DEVICE static void stage_groups(char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
-    int const group = Arch::thread_idx() / Traits::kGroupThreads;
-    int const tid = Arch::thread_idx() % Traits::kGroupThreads;
-    auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
-    Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
-    Tensor tOcO = make_tensor(tOcO_.data(), accumulator_rows_cols(tOcO_.layout()));     // (rows, cols)
-    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
-    softmax.finish();
-
-    float *const part = part_of(smem, group);
-    Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take the partial result
+    using Merge = GroupMerge<Traits>;
+    Merge merged(smem, tOrO, softmax);
+    int const first_row = tile.m_block * kBlockM;
+    uint32_t words[Merge::kUnits][2];  // rows 2m and 2m + 1, two columns each
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      int const row = get<0>(tOcO(i, 0));
-      if (tid % 4 == 0) {
-        part[kMax + row] = softmax.row_max[i];
-        part[kSum + row] = softmax.row_sum[i];
+    for (int m = 0; m < Traits::kMmaM; ++m) {
+      float inverse[2];
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float &row_sum = merged.row_sum[2 * m + r];
+        if (Traits::kIsGeneral && first_row + merged.row(2 * m + r) >= sequence.seqlen_q) row_sum = 0.f;
+        inverse[r] = SoftmaxState::inverse(row_sum) * keep_scale(params);
       }
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
-        *reinterpret_cast<float2 *>(&part[row * Traits::kMergeStride + get<1>(tOcO(i, j))]) =
-            make_float2(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+      for (int u = m * Merge::kTiles; u < (m + 1) * Merge::kTiles; ++u) {
+        float4 const &unit = merged.out[u];
+        words[u][0] = arch::pack<Element>(unit.x * inverse[0], unit.y * inverse[0]);
+        words[u][1] = arch::pack<Element>(unit.z * inverse[1], unit.w * inverse[1]);
+      }
     }
-    Arch::syncthreads();  // all partial results are in shared memory
-  }
 
-  // Row `row` of the tile, columns col to col + 7, over the KV groups:
-  //   row_max = max_g row_max_g     weight_g = exp2(row_max_g - row_max)     row_sum = Σ_g weight_g row_sum_g
-  //   out = factor(row_sum) Σ_g weight_g O_g
-  template <class Factor>
-  SDPA_DEVICE static void merge_groups(char *smem, int row, int col, float &max, float &sum, float (&out)[8],
-                                       Factor const &factor) {
-    constexpr int kGroups = Traits::kKvGroups;
-    max = SoftmaxState::kNoKey;
+    // A quad holds 8 columns of two rows in two words a lane: two units make a vector of 8 columns for each lane.
+    int const quad_lane = merged.tid % 4;
     CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) max = fmaxf(max, part_of(smem, g)[kMax + row]);
-    float weight[kGroups];
-    sum = 0.f;
-    CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      weight[g] = Arch::exp2(part_of(smem, g)[kMax + row] - max);
-      sum += weight[g] * part_of(smem, g)[kSum + row];
+    for (int first = 0; first < Merge::kUnits; first += 2) {
+      bool const is_pair = first + 1 < Merge::kUnits;
+      uint32_t vector[4] = {words[first][0], words[first][1], is_pair ? words[first + is_pair][0] : 0,
+                            is_pair ? words[first + is_pair][1] : 0};
+      transpose_quad(vector, quad_lane);
+      int const u = first + quad_lane / 2;
+      int const m = Traits::kMmaM == 1 ? 0 : u / Merge::kTiles;
+      int const row = first_row + merged.row(2 * m + quad_lane % 2);
+      int const col = merged.tile_col(u - m * Merge::kTiles);
+      if (u < Merge::kUnits && row < sequence.num_rows && col < Traits::head_dim_v(params))
+        *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
+            make_uint4(vector[0], vector[1], vector[2], vector[3]);
     }
-    float const common = factor(sum);
-    CUTE_UNROLL
-    for (int j = 0; j < 8; ++j) out[j] = 0.f;
-    CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      float4 const *const from =
-          reinterpret_cast<float4 const *>(&part_of(smem, g)[row * Traits::kMergeStride + col]);
-      float const scale = weight[g] * common;
+    if (params.softmax_lse && merged.group == 0 && quad_lane < 2) {
       CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        float4 const four = from[half];
-        out[4 * half] += scale * four.x;
-        out[4 * half + 1] += scale * four.y;
-        out[4 * half + 2] += scale * four.z;
-        out[4 * half + 3] += scale * four.w;
+      for (int m = 0; m < Traits::kMmaM; ++m) {
+        int const row = first_row + merged.row(2 * m + quad_lane);
+        if (row < sequence.num_rows)
+          *lse_at(params, tile, sequence, row) =
+              quad_lane == 0 ? SoftmaxState::lse(merged.row_max[2 * m], merged.row_sum[2 * m])
+                             : SoftmaxState::lse(merged.row_max[2 * m + 1], merged.row_sum[2 * m + 1]);
       }
     }
   }
@@ -171,14 +140,6 @@ struct Epilogue {
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) = make_uint4(0, 0, 0, 0);
       if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = -INFINITY;
     }
-  }
-
-  SDPA_DEVICE static void store_vector(Params const &params, WorkTile const &tile, Sequence const &sequence, int row,
-                                       int col, float const (&out)[8]) {
-    if (col < Traits::head_dim_v(params))
-      *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
-          make_uint4(arch::pack<Element>(out[0], out[1]), arch::pack<Element>(out[2], out[3]),
-                     arch::pack<Element>(out[4], out[5]), arch::pack<Element>(out[6], out[7]));
   }
 
   SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
@@ -200,10 +161,23 @@ struct Epilogue {
   }
 
  private:
-  // A group's part of shared memory: O [kBlockM][kMergeStride], row_max [kBlockM], row_sum [kBlockM].
-  static constexpr int kMax = kBlockM * Traits::kMergeStride, kSum = kMax + kBlockM;
-  SDPA_DEVICE static float *part_of(char *smem, int group) {
-    return reinterpret_cast<float *>(smem + group * Traits::kGroupBytes);
+  // A 4 x 4 matrix, of which each lane of a quad holds a column: afterwards it holds a row, row `quad_lane`.
+  SDPA_DEVICE static void transpose_quad(uint32_t (&words)[4], int quad_lane) {
+    bool const is_odd = quad_lane % 2 != 0, is_high = quad_lane >= 2;
+    uint32_t pairs[2][2];  // of rows `is_odd` and 2 + is_odd: columns 0 and 1 in the lower lanes, 2 and 3 in the upper
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      uint32_t const other = Arch::shfl_xor(is_odd ? words[2 * i] : words[2 * i + 1], 1);
+      pairs[i][0] = is_odd ? other : words[2 * i];
+      pairs[i][1] = is_odd ? words[2 * i + 1] : other;
+    }
+    CUTE_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      uint32_t const own = is_high ? pairs[1][j] : pairs[0][j];
+      uint32_t const other = Arch::shfl_xor(is_high ? pairs[0][j] : pairs[1][j], 2);
+      words[j] = is_high ? other : own;
+      words[2 + j] = is_high ? own : other;
+    }
   }
 
   SDPA_DEVICE static float keep_scale(Params const &params) {

@@ -5,7 +5,7 @@
 //   default     | Q kBlockM x kHeadDim | K[0..S) | V[0..S) |
 //   kQInRegs    | V[0..S), under it first Q | K[0..S) |      Q lives in registers, so its room is V's
 //   G > 1       | group 0: T[0..3) | ... | group G-1: T[0..3) |     rings of K and V tiles; Q goes straight to registers
-//   merge       | group 0: O float [kBlockM][kHeadDim + 8], row_max [kBlockM], row_sum [kBlockM] | ... |     when G > 1
+//   merge       | group 0: float O kBlockM x kHeadDim, in the order of registers, statistics kBlockM x 8 | ... |    G > 1
 //
 // A group's part of the merge overlays its own ring.
 // A general kernel serves every head_dim up to kHeadDim: columns beyond it are zero in shared memory.
@@ -56,6 +56,7 @@ struct KernelTraits {
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "ldmatrix.x4 and the PV operand come in steps of 16");
   static_assert(!kQInRegs || kKvGroups == 1, "with KV groups, Q goes straight to registers");
   static_assert(kStages == 1 || kKvGroups == 1, "KV groups work on rings of three tiles");
+  static_assert(kHeadDim % (8 * kKvGroups) == 0 || kKvGroups == 1, "each KV group completes as many columns as the others");
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
   static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
@@ -115,8 +116,7 @@ struct KernelTraits {
   static constexpr int kRegionV = kStages * kTileKV;
   static constexpr int kOffsetK = kQDirect ? 0 : kQInRegs ? (kTileQ > kRegionV ? kTileQ : kRegionV) : kTileQ;
   static constexpr int kOffsetV = kQDirect || kQInRegs ? 0 : kTileQ + kRegionV;
-  static constexpr int kMergeStride = kHeadDim + 8;  // floats; four rows of a quad's pairs fall into different banks
-  static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kMergeStride + 2);
+  static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kHeadDim + 8);
   static constexpr int kRingBytes = static_cast<int>(sizeof(Element)) * kRingTiles * kTileKV;
   static constexpr int kGroupBytes = kRingBytes > kMergeBytes ? kRingBytes : kMergeBytes;
   static constexpr int kSmemBytes = kQDirect ? kKvGroups * kGroupBytes

@@ -66,6 +66,8 @@ struct Mainloop {
   SDPA_DEVICE static void sync_group(int group) {
     if constexpr (kKvGroups == 1) {
       Arch::syncthreads();
+    } else if constexpr (Traits::kGroupThreads == 32) {
+      Arch::syncwarp();
     } else {
       Arch::sync_group(1 + group, Traits::kGroupThreads);
     }

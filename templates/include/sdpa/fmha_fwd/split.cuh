@@ -48,6 +48,7 @@ struct SplitEpilogue {
   using Element = typename Traits::Element;
   using Params = typename Traits::Params;
   using Base = Epilogue<Traits>;
+  using Merge = GroupMerge<Traits>;
   using SoftmaxState = typename Base::SoftmaxState;
 
   static constexpr int kBlockM = Traits::kBlockM;
@@ -64,10 +65,9 @@ struct SplitEpilogue {
     }
     int64_t const first_part = int64_t{tile_index} * params.num_splits;
     int const num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
-    Base::stage_groups(smem, tOrO, softmax);
-    store_part(params, first_part + split.index, num_rows, smem);
-    if (is_last(params.arrivals + tile_index, split.num_active, smem))
-      merge_parts(params, tile, sequence, first_part, split.num_active, num_rows, smem);
+    store_part(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
+    if (is_last(params.arrivals + tile_index, split.num_active))
+      merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
  private:
@@ -78,60 +78,75 @@ struct SplitEpilogue {
     return params.partial_stats + part * kBlockM + row;
   }
 
-  SDPA_DEVICE static void store_part(Params const &params, int64_t part, int num_rows, char *smem) {
-    for (int index = Arch::thread_idx(); index < num_rows * (kHeadDim / 8); index += Traits::kThreads) {
-      int const row = index / (kHeadDim / 8), col = index % (kHeadDim / 8) * 8;
-      float max, sum, out[8];
-      Base::merge_groups(smem, row, col, max, sum, out, [](float &) SDPA_INLINE_LAMBDA { return 1.f; });
-      float4 *const to = reinterpret_cast<float4 *>(out_of(params, part, row) + col);
-      to[0] = make_float4(out[0], out[1], out[2], out[3]);
-      to[1] = make_float4(out[4], out[5], out[6], out[7]);
-      if (col == 0) *stats_of(params, part, row) = make_float2(max, sum);
+  SDPA_DEVICE static void store_part(Params const &params, int64_t part, int num_rows, Merge const &merged) {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      int const row = merged.row(i);
+      if (row >= num_rows) continue;
+      CUTE_UNROLL
+      for (int t = 0; t < Merge::kTiles; ++t) {
+        float4 const &unit = merged.out[i / 2 * Merge::kTiles + t];
+        *reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)) =
+            i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w);
+      }
+      if (merged.group == 0 && merged.tid % 4 == 0)
+        *stats_of(params, part, row) = make_float2(merged.row_max[i], merged.row_sum[i]);
     }
   }
 
   // True in all threads of the CTA that arrives last at a tile; it also puts the count back to 0.
-  SDPA_DEVICE static bool is_last(uint32_t *arrivals, int num_active, char *smem) {
-    int *const flag = reinterpret_cast<int *>(smem);
-    Arch::fence_device();
-    Arch::syncthreads();  // the CTA has written its part, and read what it staged: its room may take the flag
+  SDPA_DEVICE static bool is_last(uint32_t *arrivals, int num_active) {
+    bool last = false;
+    Arch::syncthreads();  // the CTA has written its part
     if (Arch::thread_idx() == 0) {
-      *flag = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);
-      if (*flag) *arrivals = 0;
+      Arch::fence_device();
+      last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);
+      if (last) *arrivals = 0;
       Arch::fence_device();
     }
-    Arch::syncthreads();  // everyone sees the flag, and through it the parts of all splits
-    bool const last = *flag != 0;
-    Arch::syncthreads();  // everyone has read the flag: its room may take the statistics
-    return last;
+    return Arch::syncthreads_or(last);  // whoever hears of the last arrival sees the parts of all splits
   }
 
   SDPA_DEVICE static void merge_parts(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                      int64_t first_part, int num_active, int num_rows, char *smem) {
-    float2 *const stats = reinterpret_cast<float2 *>(smem);  // [kBlockM][num_active]
-    for (int index = Arch::thread_idx(); index < num_rows * num_active; index += Traits::kThreads) {
-      int const row = index / num_active, s = index % num_active;
-      stats[index] = Arch::load_device(stats_of(params, first_part + s, row));
-    }
-    Arch::syncthreads();  // the statistics are in shared memory
+                                      int64_t first_part, int num_active, int num_rows) {
     constexpr int kVectors = kHeadDim / 4;
+    constexpr int kBatch = 16;  // splits whose loads are in flight together
     for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads) {
       int const row = index / kVectors, col = index % kVectors * 4;
       int const out_row = tile.m_block * kBlockM + row;
-      float max = SoftmaxState::kNoKey;
-      for (int s = 0; s < num_active; ++s) max = fmaxf(max, stats[row * num_active + s].x);
-      float sum = 0.f;
+      float4 const *const outs = reinterpret_cast<float4 const *>(out_of(params, first_part, row) + col);
+      float2 const *const stats = stats_of(params, first_part, row);
+      float max = SoftmaxState::kNoKey, sum = 0.f;
       float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-      float4 const *from = reinterpret_cast<float4 const *>(out_of(params, first_part, row) + col);
-      SDPA_UNROLL_8
-      for (int s = 0; s < num_active; ++s) {
-        float const weight = Arch::exp2(stats[row * num_active + s].x - max);
-        float4 const part = Arch::load_device(from + s * (kBlockM * kVectors));
-        sum += weight * stats[row * num_active + s].y;
-        out.x += weight * part.x;
-        out.y += weight * part.y;
-        out.z += weight * part.z;
-        out.w += weight * part.w;
+      for (int first = 0; first < num_active; first += kBatch) {
+        float2 stat[kBatch];
+        float4 part[kBatch];
+        float batch_max = max;
+        CUTE_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          int const s = first + i;
+          stat[i] = make_float2(SoftmaxState::kNoKey, 0.f);
+          part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (s < num_active) {
+            stat[i] = Arch::load_device(stats + s * kBlockM);
+            part[i] = Arch::load_device(outs + s * (kBlockM * kVectors));
+          }
+        }
+        CUTE_UNROLL
+        for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);
+        float const scale = Arch::exp2(max - batch_max);
+        max = batch_max;
+        sum *= scale;
+        out = make_float4(scale * out.x, scale * out.y, scale * out.z, scale * out.w);
+        CUTE_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          float const weight = Arch::exp2(stat[i].x - max);
+          sum += weight * stat[i].y;
+          out.x += weight * part[i].x;
+          out.y += weight * part[i].y;
+          out.z += weight * part[i].z;
+          out.w += weight * part[i].w;
+        }
       }
       if (out_row >= sequence.seqlen_q) sum = 0.f;
       float const inverse = SoftmaxState::inverse(sum);

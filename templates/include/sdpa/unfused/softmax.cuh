@@ -3,10 +3,11 @@
 //   P[i, j] = 2^15 * exp(S[i, j] - max_j S[i, j]) / sum_j exp(...)   for the keys j that row i sees, 0 elsewhere
 //   softmax_lse[i] = max + ln(sum), -inf for a row that sees nothing
 //
-// S is fp16 or fp32, P fp16 at the start of the row's memory; arithmetic is fp32. Every access is 16 bytes. A row that
-// fits in registers passes through memory once: a warp holds up to 1024 elements, a CTA up to 8192. Longer rows are
-// read twice. Zeros are written as far as the second GEMM reads (KeyRange::depth_of_tile), so what CUTLASS left in the
-// padding, and the tiles that a causal first GEMM skipped, never matter.
+// S is fp16 or fp32, P fp16 at the start of the row's memory; arithmetic is fp32. Every access is 16 bytes, except where
+// a row's keys end within such a vector. A row that fits in registers passes through memory once: a warp holds up to
+// 1024 elements, a CTA up to 8192. Longer rows are read twice. Zeros are written as far as the second GEMM reads
+// (KeyRange::depth_of_tile), so what CUTLASS left in the padding, and the tiles that a causal first GEMM skipped, never
+// matter.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -57,16 +58,19 @@ CUTLASS_DEVICE void load_logits(float const *from, float (&x)[kVectorElements]) 
   for (int i = 0; i < kVectorElements; ++i) x[i] = all[i];
 }
 
-// The logits at [col, col + 8), -inf where the row sees no key.
+CUTLASS_DEVICE float load_logit(__half const *from) {
+  return __half2float(__hmax_nan(__hmin_nan(*from, __float2half_rn(kMaxHalf)), __float2half_rn(-kMaxHalf)));
+}
+CUTLASS_DEVICE float load_logit(float const *from) { return *from; }
+
+// The logits at [col, col + 8), -inf where the row sees no key. Nothing is read behind its last key.
 template <class Logit>
 CUTLASS_DEVICE void load_visible(Logit const *row, int col, int num_keys, float (&x)[kVectorElements]) {
-  if (col < num_keys) {
+  if (col + kVectorElements <= num_keys) {
     load_logits(row + col, x);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kVectorElements; ++i) x[i] = col + i < num_keys ? x[i] : -INFINITY;
   } else {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kVectorElements; ++i) x[i] = -INFINITY;
+    for (int i = 0; i < kVectorElements; ++i) x[i] = col + i < num_keys ? load_logit(row + col + i) : -INFINITY;
   }
 }
 

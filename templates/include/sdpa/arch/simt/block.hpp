@@ -84,6 +84,9 @@ class Block {
   // Barrier 0 is complete when all live warps wait there, any other when `num_threads` threads do.
   void sync(int barrier, int num_threads);
 
+  // Barrier 0; true when `predicate` was true of any thread that met there.
+  bool sync_or(bool predicate);
+
   // Ends the block.
   [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -96,6 +99,8 @@ class Block {
   struct Barrier {
     int num_warps = 0;  // that wait there
     int num_threads = 0;
+    bool vote = false;    // of those who wait there
+    bool result = false;  // of those who met last
   };
 
   static constexpr uint32_t bit(int thread) { return 1u << (thread % kWarpSize); }
@@ -274,6 +279,12 @@ inline void Block::sync(int barrier, int num_threads) {
   meet(kBarrier, barrier, num_threads);
 }
 
+inline bool Block::sync_or(bool predicate) {
+  barriers_[0].vote |= predicate;
+  sync(0, 0);
+  return barriers_[0].result;
+}
+
 inline void Block::arrive_at_barrier(Block &block, Warp &warp) {
   Barrier &barrier = block.barriers_[size_t(warp.barrier)];
   if (barrier.num_warps == 0) {
@@ -293,6 +304,8 @@ inline void Block::release_if_complete(int barrier) {
   const int needed = barrier == 0 ? num_live_warps_ : state.num_threads / kWarpSize;
   if (state.num_warps == 0 || state.num_warps != needed) return;
   state.num_warps = 0;
+  state.result = state.vote;
+  state.vote = false;
   uint32_t released = 0;
   for (int w = 0; w < num_warps_; ++w) {
     Warp &warp = warps_[size_t(w)];

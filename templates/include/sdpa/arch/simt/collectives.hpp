@@ -93,6 +93,12 @@ inline void syncthreads(SDPA_SIMT_CALLER) {
   current_block->sync(0, 0);
 }
 
+// A barrier of the block that tells every thread whether `predicate` was true of any.
+inline bool syncthreads_or(bool predicate, SDPA_SIMT_CALLER) {
+  current_block->enter(file, line, function);
+  return current_block->sync_or(predicate);
+}
+
 // bar.sync barrier, num_threads: barrier in 1..15, num_threads a multiple of the warp size.
 inline void sync_group(int barrier, int num_threads, SDPA_SIMT_CALLER) {
   Block &block = *current_block;
