@@ -12,7 +12,14 @@ import sys
 from typing import Any
 
 from . import checks, results
-from .array_view import ArrayView, legacy_as_zero, named_stream, view_of
+from .array_view import (
+    ArrayView,
+    contiguous_strides,
+    legacy_as_zero,
+    named_stream,
+    not_without_torch,
+    view_of,
+)
 from .arrays import is_tensor
 from .checks import Operands
 from .dropout import checked_philox
@@ -31,22 +38,22 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
     """
     if options.family is not Family.FMHA_FWD:
         raise UnsupportedError("unfused_attention needs torch installed, which allocates its workspace")
-    if inputs.out is None:
-        raise ArgumentError(
-            "out is missing: without torch nothing is allocated, so give attention(..., out=array) an array "
-            "for the result"
-        )
-    if options.return_lse and softmax_lse is None:
-        raise ArgumentError(
-            "softmax_lse is missing: without torch nothing is allocated, so return_lse=True needs "
-            "softmax_lse=array, float32"
-        )
     handle = stream_handle(stream) if stream is not None else _stream_of(inputs.out)
     given = {
         name: view_of(name, value, handle)
         for name, value in zip(Inputs._fields, inputs, strict=True)
         if name not in ("out", "philox") and (value is not None or name in ("query", "key", "value"))
     }
+    if inputs.out is None:
+        raise ArgumentError(
+            f"out is missing: {not_without_torch('allocated')}, so attention(..., out=array) needs an array "
+            "for its result"
+        )
+    if options.return_lse and softmax_lse is None:
+        raise ArgumentError(
+            f"softmax_lse is missing: {not_without_torch('allocated')}, so return_lse=True needs "
+            "softmax_lse=array, float32"
+        )
     written = {"out": view_of("out", inputs.out, handle, writable=True)}
     if softmax_lse is not None:
         written["softmax_lse"] = view_of("softmax_lse", softmax_lse, handle, writable=True)
@@ -93,7 +100,7 @@ def _stream_of(out: Any) -> int:
         if out.device.type != "cuda":
             return 0
         return int(sys.modules["torch"].cuda.current_stream(out.device).cuda_stream)
-    return named_stream(out) or 0
+    return named_stream("out", out) or 0
 
 
 def _check_lse(lse: ArrayView, operands: Operands) -> None:
@@ -105,11 +112,9 @@ def _check_lse(lse: ArrayView, operands: Operands) -> None:
         raise ArgumentTypeError(f"softmax_lse has dtype {lse.dtype}; allowed is float32")
     if lse.device != query.device:
         raise ArgumentTypeError(f"softmax_lse is on {lse.device}; query is on {query.device}")
-    step = 1
-    for size, stride in zip(reversed(shape), reversed(lse.strides), strict=True):
-        if size > 1 and stride != step:
-            raise ArgumentError(f"softmax_lse has strides {lse.strides}; it must be contiguous")
-        step *= size
+    wanted = contiguous_strides(shape)
+    if any(size > 1 and at != dense for size, at, dense in zip(shape, lse.strides, wanted, strict=True)):
+        raise ArgumentError(f"softmax_lse has strides {lse.strides}; it must be contiguous")
     if lse.address % 4:
         raise ArgumentError(f"softmax_lse starts at address {lse.address:#x}; it must be a multiple of 4")
 
@@ -123,18 +128,18 @@ def _check_needs_no_torch(bound: Bound, *, has_philox: bool) -> None:
     """Raises UnsupportedError for what torch would copy, fill or draw."""
     operands = bound.operands
     if bound.problem.seqlen_k == 0:
-        raise UnsupportedError("key has seqlen 0: filling out with zeros needs torch installed")
+        raise UnsupportedError(f"key has seqlen 0, so out is all zeros; {not_without_torch('filled')}")
     for name, tensor in (("query", operands.query), ("key", operands.key), ("value", operands.value)):
-        reason = checks.misalignment(tensor)
         if not checks.is_loadable(tensor):
-            reason = reason or f"has head_dim {tensor.shape[3]}; kernels take multiples of 8"
-            raise UnsupportedError(f"{name} {reason}: copying it needs torch installed")
+            reason = checks.misalignment(tensor)
+            if tensor.shape[3] % 8 or reason is None:
+                reason = f"has head_dim {tensor.shape[3]}; kernels take multiples of 8"
+            raise UnsupportedError(f"{name} {reason}; {not_without_torch('copied')}")
     if bound.drops_everything:
-        raise UnsupportedError("p_dropout is 1: filling out with zeros needs torch installed")
+        raise UnsupportedError(f"p_dropout is 1, so out is all zeros; {not_without_torch('filled')}")
     if bound.given.p_dropout and not has_philox:
         raise UnsupportedError(
-            "philox is missing: drawing random bits needs torch installed; without it, give "
-            "philox=(seed, offset)"
+            f"philox is missing: {not_without_torch('drawn')}, so p_dropout needs philox=(seed, offset)"
         )
 
 

@@ -95,8 +95,8 @@ class ArrayView:
                 merged = stride
             elif stride != merged * count:
                 raise UnsupportedError(
-                    f"{self.name} has strides {self.strides}: its batch dimensions do not merge into one, "
-                    "and copying it needs torch installed"
+                    f"{self.name} has strides {self.strides}: its batch dimensions do not merge into one; "
+                    + not_without_torch("copied")
                 )
             count *= size
         return replace(self, shape=shape, strides=(merged, *self.strides[-3:]))
@@ -109,10 +109,7 @@ def view_of(name: str, value: Any, stream: int, *, writable: bool = False) -> Ar
 
     Raises ArgumentTypeError or ArgumentError naming the argument `name`.
     """
-    if isinstance(value, type) or not any(has_protocol(value, protocol) for protocol in PROTOCOLS):
-        raise ArgumentTypeError(
-            f"{name} is a {type(value).__name__}; allowed is an array with one of {', '.join(PROTOCOLS)}"
-        )
+    check_is_array(name, value)
     try:
         if has_protocol(value, "__array_interface__"):
             return _from_interface(name, value, value.__array_interface__, writable=writable)
@@ -126,6 +123,20 @@ def view_of(name: str, value: Any, stream: int, *, writable: bool = False) -> Ar
         raise ArgumentTypeError(f"{name} is a {what}, which cannot be read: {error}") from error
 
 
+def check_is_array(name: str, value: Any) -> None:
+    """Raises ArgumentTypeError for what none of the protocols can be asked of."""
+    if isinstance(value, type) or not any(has_protocol(value, protocol) for protocol in PROTOCOLS):
+        raise ArgumentTypeError(
+            f"{name} is a {type(value).__name__}; allowed is a torch.Tensor, or an array with one of "
+            f"{', '.join(PROTOCOLS)}"
+        )
+
+
+def not_without_torch(done: str) -> str:
+    """Ends the message of an error."""
+    return f"nothing is {done} without torch, nor with stream or softmax_lse given"
+
+
 def has_protocol(value: Any, protocol: str) -> bool:
     """False also where the producer refuses, which some do by other errors than AttributeError."""
     try:
@@ -134,13 +145,15 @@ def has_protocol(value: Any, protocol: str) -> bool:
         return False
 
 
-def named_stream(value: Any) -> int | None:
+def named_stream(name: str, value: Any) -> int | None:
     """The stream that `value` names in its `__cuda_array_interface__`; None where it names none."""
     if not has_protocol(value, "__cuda_array_interface__"):
         return None
     named = value.__cuda_array_interface__.get("stream")
     if named == 0:
-        raise ArgumentError("__cuda_array_interface__ names stream 0, which the protocol does not allow")
+        raise ArgumentError(
+            f"{name} names stream 0 in its __cuda_array_interface__; allowed are 1, 2, handles and None"
+        )
     return None if named is None else legacy_as_zero(int(named))
 
 
@@ -154,7 +167,7 @@ def _from_cuda_interface(name: str, value: Any, stream: int, *, writable: bool) 
     address = interface["data"][0]
     device = Device("cuda", pointer_device(address) if address else 0)  # no address: no elements
     view = _from_interface(name, value, interface, writable=writable, device=device)
-    producer = named_stream(value)
+    producer = named_stream(name, value)
     if producer is not None and producer != stream:
         wait_for(stream, producer, device.index)
     return view
@@ -174,7 +187,7 @@ def _from_interface(
     dtype, itemsize = _dtype_of(interface["typestr"], value)
     strides = interface.get("strides")
     if strides is None:
-        in_elements = _contiguous(shape)
+        in_elements = contiguous_strides(shape)
     else:
         if any(size > 1 and stride % itemsize for size, stride in zip(shape, strides, strict=True)):
             raise ArgumentError(f"{name} has byte strides {tuple(strides)}: no multiples of {itemsize}")
@@ -262,17 +275,18 @@ def _from_dlpack(name: str, value: Any, stream: int, *, writable: bool) -> Array
     if dtype != "bool":
         dtype += str(tensor.bits)
     shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _contiguous(shape)
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
     return _checked(name, address, shape, strides, dtype, bits // 8, device, (value, capsule))
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of an array without gaps, in elements."""
     strides = []
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        step *= size
+        step *= max(size, 1)
     return tuple(reversed(strides))
 
 
@@ -288,7 +302,7 @@ def _checked(
 ) -> ArrayView:
     if any(size > 1 and stride < 0 for size, stride in zip(shape, strides, strict=True)):
         raise UnsupportedError(
-            f"{name} has strides {strides}, some of them negative: copying it needs torch installed"
+            f"{name} has strides {strides}, some of them negative; {not_without_torch('copied')}"
         )
     return ArrayView(
         name=name,

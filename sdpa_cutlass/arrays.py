@@ -13,7 +13,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .array_view import PRODUCER_ERRORS, PROTOCOLS, ArrayView
+from .array_view import PRODUCER_ERRORS, ArrayView, check_is_array
 from .errors import ArgumentTypeError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ def as_tensor(name: str, value: Any, *, writable: bool = False) -> torch.Tensor:
     """
     if is_tensor(value) or isinstance(value, ArrayView):
         return value
-    if isinstance(value, type) or not any(hasattr(value, protocol) for protocol in PROTOCOLS):
-        raise ArgumentTypeError(
-            f"{name} is a {type(value).__name__}; allowed is a torch.Tensor, or an array with one of "
-            f"{', '.join(PROTOCOLS)}"
-        )
+    check_is_array(name, value)
     try:
         import torch
     except ImportError as error:
