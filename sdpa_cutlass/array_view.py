@@ -181,8 +181,8 @@ def _from_interface(
         raise ArgumentTypeError(f"{name} is a {type(value).__name__} without an address in its interface")
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"{name} is a masked array; allowed are arrays without missing elements")
-    if writable and data[1]:
-        raise ArgumentTypeError(f"{name} is a read-only {type(value).__name__}; it must be writable")
+    if writable:
+        _check_writable(name, value, data[1])
     shape = tuple(map(int, interface["shape"]))
     dtype, itemsize = _dtype_of(interface["typestr"], value)
     strides = interface.get("strides")
@@ -252,6 +252,10 @@ def _from_dlpack(name: str, value: Any, stream: int, *, writable: bool) -> Array
     if int(kind) not in _DLPACK_DEVICES:
         raise ArgumentTypeError(f"{name} is on DLPack device type {int(kind)}; allowed are CPU and CUDA")
     device = Device(_DLPACK_DEVICES[int(kind)], int(index))
+    if writable and device.type == "cuda" and has_protocol(value, "__cuda_array_interface__"):
+        _check_writable(
+            name, value, value.__cuda_array_interface__["data"][1]
+        )  # an older capsule cannot say it
     options = {"stream": stream or 1} if device.type == "cuda" else {}
     try:
         capsule = value.__dlpack__(max_version=(1, 0), **options)
@@ -261,8 +265,8 @@ def _from_dlpack(name: str, value: Any, stream: int, *, writable: bool) -> Array
         versioned = _Versioned.from_address(_pointer_of(capsule, _VERSIONED_NAME))
         if versioned.major != 1:
             raise ArgumentTypeError(f"{name} speaks DLPack {versioned.major}; allowed is 1 or older")
-        if writable and versioned.flags & (_READ_ONLY | _IS_COPIED):
-            raise ArgumentTypeError(f"{name} is a read-only {type(value).__name__}; it must be writable")
+        if writable:
+            _check_writable(name, value, versioned.flags & (_READ_ONLY | _IS_COPIED))
         tensor = versioned.tensor
     elif _is_capsule(capsule, _NAME):
         tensor = _Tensor.from_address(_pointer_of(capsule, _NAME))
@@ -278,6 +282,11 @@ def _from_dlpack(name: str, value: Any, stream: int, *, writable: bool) -> Array
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
     return _checked(name, address, shape, strides, dtype, bits // 8, device, (value, capsule))
+
+
+def _check_writable(name: str, value: Any, is_read_only: object) -> None:
+    if is_read_only:
+        raise ArgumentTypeError(f"{name} is a read-only {type(value).__name__}; it must be writable")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

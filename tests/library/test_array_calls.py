@@ -262,6 +262,12 @@ class CudaDLPack(Numbers):
         return self.numbers.__dlpack__(**options)
 
 
+class Immutable(CudaDLPack):
+    """As JAX shows an array: the capsule does not say that it must not be written."""
+
+    __cuda_array_interface__ = {"data": (0, True)}  # noqa: RUF012
+
+
 class Broken(Numbers):
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError("not today")
@@ -340,6 +346,7 @@ class Interface:
         ),
         ({"out": read_only()}, TypeError, "out is a read-only ndarray"),
         ({"out": Numbers(read_only())}, TypeError, "out is a read-only Numbers"),
+        ({"out": Immutable(Q)}, TypeError, "out is a read-only Immutable"),
         ({"out": misaligned()}, ValueError, "out starts at address"),
         ({"out": Q.numpy()}, ValueError, "out overlaps query in memory"),
         ({"softmax_lse": array(2, 4, 9)}, TypeError, "softmax_lse has dtype float16; allowed is float32"),
