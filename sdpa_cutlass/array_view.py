@@ -313,6 +313,8 @@ def _checked(
         raise UnsupportedError(
             f"{name} has strides {strides}, some of them negative; {not_without_torch('copied')}"
         )
+    if itemsize in (2, 4) and address % itemsize:
+        raise ArgumentError(f"{name} starts at address {address:#x}; it must be a multiple of {itemsize}")
     return ArrayView(
         name=name,
         address=address,

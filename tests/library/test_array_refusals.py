@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -37,6 +38,11 @@ def array(*shape: int, dtype: Any = np.float16) -> np.ndarray:
 
 def misaligned() -> np.ndarray:
     return array(2 * 4 * 9 * 64 + 1)[1:].reshape(Q.shape)
+
+
+def odd(*shape: int) -> np.ndarray:
+    """float32 at an address that is no multiple of 4."""
+    return array(4 * math.prod(shape) + 2, dtype=np.uint8)[2:].view(np.float32).reshape(shape)
 
 
 def read_only() -> np.ndarray:
@@ -118,6 +124,8 @@ DEEP = {"key": array(2, 3, 2, 11, 64), "value": array(2, 3, 2, 11, 64)}  # two b
         ({"softmax_lse": array(2, 4, 9)}, TypeError, "softmax_lse has dtype float16; allowed is float32"),
         ({"softmax_lse": array(4, 9, dtype=np.float32)}, ValueError, r"softmax_lse has shape \(4, 9\)"),
         ({"softmax_lse": array(2, 4, 18, dtype=np.float32)[..., ::2]}, ValueError, "softmax_lse has strides"),
+        ({"softmax_lse": odd(2, 4, 9)}, ValueError, "softmax_lse starts at address .* multiple of 4"),
+        ({"attn_mask": odd(9, 11)}, ValueError, "attn_mask starts at address .* multiple of 4"),
         ({"softmax_lse": 1}, TypeError, "softmax_lse is a int"),
         ({"return_lse": True}, ValueError, "softmax_lse is missing: nothing is allocated without torch"),
         ({"stream": 7}, ValueError, "stream=7; query is on cpu"),
