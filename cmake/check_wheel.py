@@ -1,11 +1,11 @@
-"""Installs a wheel into fresh environments and uses it there: with what it declares only, then with torch.
+"""Installs a wheel into fresh environments and uses it there: with what it declares only, NumPy, torch.
 
     check_wheel.py dist/sdpa_cutlass-*.whl                      # every Python from 3.10 to 3.13 that is found
     check_wheel.py WHEEL --python /path/to/python3.12 --torch   # this one, and with torch as well
 
 Each environment gets the wheel and what its metadata asks for, nothing else; use_wheel.py then runs in it, in
-an empty folder and isolated from the caller's environment. Exit code 1 when something fails, or no Python is
-found.
+an empty folder and isolated from the caller's environment. It runs again once NumPy is there, and with
+--torch once torch is. Exit code 1 when something fails, or no Python is found.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def check(wheel: Path, python: str, torch: str | None) -> list[str]:
         pip = [own, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
         _run([*pip, str(wheel)], folder)
         lines = [_run([own, "-I", str(_USE)], folder)]
+        _run([*pip, "numpy"], folder)
+        lines.append(_run([own, "-I", str(_USE), "--numpy"], folder))
         if torch is not None:
             _run([*pip, *torch.split()], folder)
             lines.append(_run([own, "-I", "-W", "ignore", str(_USE), "--torch"], folder).splitlines()[-1])

@@ -1,6 +1,8 @@
 """Uses an installed package and nothing of a checkout: check_wheel.py runs this in a fresh environment.
 
-use_wheel.py            without torch: both libraries load, and a kernel is right on plain memory
+use_wheel.py            with what the wheel declares: both libraries load, and attention is right on memory
+                        that __array_interface__ describes
+use_wheel.py --numpy    without torch: attention on NumPy arrays
 use_wheel.py --torch    attention on tensors, on objects that speak DLPack, and under enabled()
 """
 
@@ -15,70 +17,89 @@ import sys
 from typing import Any
 
 import sdpa_cutlass
-from sdpa_cutlass import LibraryNotFoundError, _c_api, registry
+from sdpa_cutlass import ArgumentError, LibraryNotFoundError, _c_api, registry
 from sdpa_cutlass._locate import Target
 
 _ROWS, _KEYS, _DIM = 5, 7, 64
 
 
-def _halves(count: int, value: float | None = None) -> tuple[Any, int, list[float]]:
-    """(memory, address, values) of `count` fp16 numbers, aligned to 16 bytes; random ones without `value`."""
-    drawn = [random.uniform(-2, 2) if value is None else value for _ in range(count)]
-    packed = struct.pack(f"{count}e", *drawn)
-    memory = ctypes.create_string_buffer(len(packed) + 16)
-    address = ctypes.addressof(memory)
-    address += -address % 16
-    ctypes.memmove(address, packed, len(packed))
-    return memory, address, list(struct.unpack(f"{count}e", packed))
+class _Halves:
+    """fp16 numbers in memory aligned to 16 bytes, [1, 1, rows, _DIM]; random ones without `value`."""
+
+    def __init__(self, rows: int, value: float | None = None) -> None:
+        count = rows * _DIM
+        drawn = [random.uniform(-2, 2) if value is None else value for _ in range(count)]
+        packed = struct.pack(f"{count}e", *drawn)
+        self._memory = ctypes.create_string_buffer(len(packed) + 16)
+        self._address = ctypes.addressof(self._memory)
+        self._address += -self._address % 16
+        ctypes.memmove(self._address, packed, len(packed))
+        self.__array_interface__ = {
+            "shape": (1, 1, rows, _DIM),
+            "typestr": "<f2",
+            "data": (self._address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def numbers(self) -> tuple[float, ...]:
+        count = self.__array_interface__["shape"][2] * _DIM
+        return struct.unpack(f"{count}e", ctypes.string_at(self._address, 2 * count))
 
 
-def without_torch() -> str:
-    """A fused kernel of the host library against plain Python, through the C ABI."""
+def _expect_missing_out(*arrays: Any) -> None:
+    message = "no error"
+    try:
+        sdpa_cutlass.attention(*arrays)
+    except ArgumentError as error:
+        message = str(error)
+    assert "out is missing" in message, message
+    assert "without torch" in message, message
+
+
+def as_declared() -> str:
+    """attention without torch, against plain Python and without NumPy; and the library for GPUs loads."""
     assert importlib.util.find_spec("torch") is None
     random.seed(1)
-    sizes = {"q": _ROWS, "k": _KEYS, "v": _KEYS, "out": _ROWS}
-    arrays = {name: _halves(n * _DIM, math.nan if name == "out" else None) for name, n in sizes.items()}
-    host = _c_api.library(Target.HOST)
-    row = next(
-        row
-        for row in registry.read_kernels(host)
-        if (row.family, row.dtype.value, row.head_dim) == (registry.Family.FMHA_FWD, "f16", _DIM)
-        and not row.is_causal
-        and not row.is_general
-    )
-    params = _c_api.Params(
-        struct_size=ctypes.sizeof(_c_api.Params),
-        batch=1,
-        num_heads_q=1,
-        num_heads_kv=1,
-        seqlen_q=_ROWS,
-        seqlen_k=_KEYS,
-        head_dim=_DIM,
-        head_dim_v=_DIM,
-        softmax_scale=0.125,
-    )
-    for name, (_, address, _) in arrays.items():
-        setattr(params, name, address)
-        size = sizes[name] * _DIM
-        setattr(params, f"{name}_stride", (ctypes.c_int64 * 3)(size, size, _DIM))
-    host.check(host.launch_function(row.index, ctypes.byref(params), 0, None), row.name)
-    out = struct.unpack(f"{_ROWS * _DIM}e", ctypes.string_at(arrays["out"][1], 2 * _ROWS * _DIM))
-    _compare(out, *(arrays[name][2] for name in ("q", "k", "v")))
+    q, k, v, out = _Halves(_ROWS), _Halves(_KEYS), _Halves(_KEYS), _Halves(_ROWS, math.nan)
+    assert sdpa_cutlass.attention(q, k, v, out=out) is out
+    _compare(out.numbers(), q.numbers(), k.numbers(), v.numbers())
+    _expect_missing_out(q, k, v)
+    assert "numpy" not in sys.modules
     try:
         cuda = _c_api.library(Target.CUDA)
     except LibraryNotFoundError:
-        return f"{row.name} is right; this wheel has no library for GPUs"
+        return "attention is right; this wheel has no library for GPUs"
     count = len(registry.read_kernels(cuda))
-    return f"{row.name} is right; the library for GPUs loads, {count} kernels for {cuda.build.archs}"
+    return f"attention is right; the library for GPUs loads, {count} kernels for {cuda.build.archs}"
 
 
-def _compare(out: tuple[float, ...], q: list[float], k: list[float], v: list[float]) -> None:
+def _compare(
+    out: tuple[float, ...], q: tuple[float, ...], k: tuple[float, ...], v: tuple[float, ...]
+) -> None:
     for i in range(_ROWS):
         scores = [sum(q[i * _DIM + d] * k[j * _DIM + d] for d in range(_DIM)) for j in range(_KEYS)]
         weights = [math.exp(0.125 * score) for score in scores]
         for d in range(_DIM):
             wanted = sum(weights[j] * v[j * _DIM + d] for j in range(_KEYS)) / sum(weights)
             assert abs(out[i * _DIM + d] - wanted) < 2e-3, (i, d, out[i * _DIM + d], wanted)
+
+
+def with_numpy() -> str:
+    """attention on NumPy arrays without torch, against float64."""
+    import numpy
+
+    assert importlib.util.find_spec("torch") is None
+    normal = numpy.random.default_rng(1).standard_normal
+    q, k, v = (normal((2, 3, rows, _DIM)).astype(numpy.float16) for rows in (37, 41, 41))
+    scores = q.astype(float) @ k.astype(float).swapaxes(2, 3) / math.sqrt(_DIM)
+    sums = numpy.exp(scores).sum(-1, keepdims=True)
+    out, lse = numpy.full_like(q, math.nan), numpy.full(q.shape[:3], math.nan, numpy.float32)
+    assert sdpa_cutlass.attention(q, k, v, out=out, softmax_lse=lse) is out
+    assert numpy.abs(out - numpy.exp(scores) / sums @ v.astype(float)).max() < 2e-3
+    assert numpy.abs(lse - numpy.log(sums[..., 0])).max() < 1e-4
+    _expect_missing_out(q, k, v)
+    return f"with NumPy {numpy.__version__}: attention on arrays is right"
 
 
 class _Shares:
@@ -113,4 +134,5 @@ def with_torch() -> str:
 
 if __name__ == "__main__":
     assert sdpa_cutlass.__file__.startswith(sys.prefix), f"not installed: {sdpa_cutlass.__file__}"
-    print(with_torch() if "--torch" in sys.argv[1:] else without_torch())
+    use = {"--numpy": with_numpy, "--torch": with_torch}
+    print(use[sys.argv[1]]() if len(sys.argv) > 1 else as_declared())

@@ -11,8 +11,9 @@
     enable(), disable(), enabled()                         serve torch's own F.scaled_dot_product_attention
 
 CUDA tensors run on their device and torch's current stream; CPU tensors run the same kernels in the host
-library. Under torch.compile the functions are operators, torch.ops.sdpa_cutlass. Importing this package
-loads neither torch nor a library, registers nothing and replaces nothing.
+library. Without torch, attention(..., out=array) takes the arrays of other libraries. Under torch.compile
+the functions are operators, torch.ops.sdpa_cutlass. Importing this package loads neither torch nor a library,
+registers nothing and replaces nothing.
 """
 
 __version__ = "0.1.0"

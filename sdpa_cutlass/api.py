@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import extras
+from . import array_calls, extras
 from ._c_api import library
 from ._locate import Target
 from .calls import run, run_general
 from .checks import Layout
 from .errors import ArgumentError, LibraryNotFoundError
 from .launch import library_for
-from .planning import Result
+from .planning import Inputs, Options, Result
 from .problem import Causal
 from .registry import Family, KernelInfo, read_kernels
 
@@ -90,6 +90,8 @@ def attention(
     out: torch.Tensor | None = None,
     enable_gqa: bool = True,
     kernel: str | None = None,
+    softmax_lse: Any = None,
+    stream: Any = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """dropout(softmax(Q Kᵀ · scale + mask)) V through one fused kernel.
 
@@ -121,6 +123,14 @@ def attention(
     out: write here; the last dimension contiguous, address and other strides multiples of 16 bytes, no
         memory shared with the inputs.
     kernel: the name of the kernel to run instead of the chosen one (see `kernels`).
+    softmax_lse: write softmax_lse into this float32 array, contiguous, whether or not it is returned.
+    stream: the CUDA stream to use: its handle as an integer, or an object with __cuda_stream__, cuda_stream
+        or ptr. By default torch's current one, else the one that `out` names in its
+        __cuda_array_interface__, else the legacy default stream.
+
+    With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
+    in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
+    what kernels read in place. Keep them until the stream has done its work.
 
     Returns out, or a tuple of out and what was asked for, in the order softmax_lse, philox.
 
@@ -135,9 +145,15 @@ def attention(
         and philox is None
         and not return_philox
         and layout == "bhsd"
+        and softmax_lse is None
+        and stream is None
     ):
         out, lse = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
+    if softmax_lse is not None or stream is not None:
+        options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
         _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
         query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox,

@@ -1,22 +1,23 @@
-"""Arrays of other libraries as torch tensors that share their memory.
+"""Arrays of other libraries as torch tensors that share their memory, where torch is installed.
 
 Accepted, in this order: a torch.Tensor; anything with `__dlpack__` (CuPy, JAX, NumPy, ...), synchronised with
 torch's current stream as DLPack defines; anything with `__cuda_array_interface__` (Numba, ...), whose stream
 torch's current one then waits for; anything with `__array_interface__`. NumPy arrays of ml_dtypes.bfloat16,
-which DLPack does not carry, are read through their bits. torch must be installed: it allocates the results.
+which DLPack does not carry, are read through their bits. Calls that have to do without torch read the same
+arrays through array_view.py.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .array_view import PRODUCER_ERRORS, ArrayView, check_is_array
 from .errors import ArgumentTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
-
-_PROTOCOLS = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
 
 
 def is_tensor(value: object) -> bool:
@@ -25,23 +26,32 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+@functools.cache
+def has_torch() -> bool:
+    """True when torch can be imported; imports it."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def as_tensor(name: str, value: Any, *, writable: bool = False) -> torch.Tensor:
-    """`value` itself if it is a torch.Tensor, else a tensor over the same memory.
+    """`value` itself if it is a torch.Tensor or an ArrayView, else a tensor over the same memory.
 
     With `writable`, read-only memory is refused; without, it may be copied. Raises ArgumentTypeError naming
     the argument `name`, UnsupportedError when torch is not installed.
     """
-    if is_tensor(value):
+    if is_tensor(value) or isinstance(value, ArrayView):
         return value
-    if isinstance(value, type) or not any(hasattr(value, protocol) for protocol in _PROTOCOLS):
-        raise ArgumentTypeError(
-            f"{name} is a {type(value).__name__}; allowed is a torch.Tensor, or an array with one of "
-            f"{', '.join(_PROTOCOLS)}"
-        )
+    check_is_array(name, value)
     try:
         import torch
     except ImportError as error:
-        raise UnsupportedError(f"{name} is a {type(value).__name__}: arrays need torch installed") from error
+        raise UnsupportedError(
+            f"{name} is a {type(value).__name__}: arrays need torch installed; without it, only "
+            "attention(..., out=array) takes them"
+        ) from error
     try:
         if hasattr(value, "__cuda_array_interface__") and not hasattr(value, "__dlpack__"):
             return _from_cuda_array_interface(value)
@@ -49,7 +59,7 @@ def as_tensor(name: str, value: Any, *, writable: bool = False) -> torch.Tensor:
         if interface is None:
             return torch.from_dlpack(value)
         return _from_host_memory(name, value, interface, writable)
-    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+    except PRODUCER_ERRORS as error:
         if isinstance(error, ArgumentTypeError):
             raise
         what = f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'unknown')}"

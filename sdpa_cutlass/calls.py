@@ -3,8 +3,9 @@
 A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
 any other one is checked and planned first (see planning.py). `run` is the path of plain calls and looks at
 nothing else, first of all at the latest signature, which spares it a hash; `run_general` takes masks,
-dropout, lengths and layouts as well. Arrays of other libraries are read as tensors first (see arrays.py).
-While torch traces, the call is an operator (see torch_ops.py).
+dropout, lengths and layouts as well. Arrays of other libraries are read as tensors first (see arrays.py);
+where torch is not installed, as they are (see array_calls.py). While torch traces, the call is an operator
+(see torch_ops.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import checks, results, rng
-from .arrays import as_tensor, is_tensor
+from . import array_calls, checks, results, rng
+from .arrays import as_tensor, has_torch, is_tensor
 from .checks import Layout
 from .extras import Extras
 from .planning import Inputs, Options, Prepared, Result, bind, execute, prepare, random_bits
@@ -229,6 +230,8 @@ def _run_unprepared(
     if not all(is_tensor(value) for value in given.values()) or not (
         inputs.out is None or is_tensor(inputs.out)
     ):
+        if not has_torch():
+            return array_calls.run(options, inputs)
         tensors = {name: as_tensor(name, value) for name, value in given.items()}
         if inputs.out is not None:
             tensors["out"] = as_tensor("out", inputs.out, writable=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from .arrays import as_tensor
+from .arrays import as_tensor, is_tensor
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal, DType, Problem
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .extras import Extras
 
-_DTYPES = {"torch.float16": DType.F16, "torch.bfloat16": DType.BF16}
+_DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
 _ALIGNMENT = 16  # bytes that one load moves
 _ELEMENTS = _ALIGNMENT // 2
 _INT32_MAX = 2**31 - 1
@@ -151,7 +151,7 @@ def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None 
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
     _, num_heads_kv, seqlen_k, head_dim_v = operands.value.shape
     return Problem(
-        dtype=_DTYPES[str(operands.query.dtype)],
+        dtype=_DTYPES[dtype_name(operands.query)],
         batch=batch,
         num_heads_q=num_heads_q,
         num_heads_kv=num_heads_kv,
@@ -246,9 +246,11 @@ def autocast_inputs(
 
     As in torch, float64 stays. Unlike in torch, so do inputs that share a dtype which kernels take.
     """
+    if not is_tensor(query):
+        return query, key, value
     is_autocast_enabled = sys.modules["torch"].is_autocast_enabled
     device_type = query.device.type
-    if (str(query.dtype) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
+    if (dtype_name(query) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
         device_type not in ("cpu", "cuda") or not is_autocast_enabled(device_type)
     ):
         return query, key, value
@@ -259,6 +261,11 @@ def autocast_inputs(
         return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
 
     return cast(query), cast(key), cast(value)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype without "torch.", as other libraries call it too."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:
@@ -307,8 +314,10 @@ def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], lay
             raise ArgumentTypeError(
                 f"{name} is on {tensor.device}; query is on {q.device}: all must share one device"
             )
-        if str(tensor.dtype) not in _DTYPES:
-            raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {' and '.join(_DTYPES)}")
+        if dtype_name(tensor) not in _DTYPES:
+            raise ArgumentTypeError(
+                f"{name} has dtype {tensor.dtype}; allowed are torch.float16 and torch.bfloat16"
+            )
         if tensor.dtype != q.dtype:
             raise ArgumentTypeError(
                 f"{name} has dtype {tensor.dtype}; query has {q.dtype}: all must be the same"

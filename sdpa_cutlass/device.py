@@ -1,7 +1,7 @@
 """What the launch and the cost model need to know about a device: its facts, its driver, its current stream.
 
-Facts of GPUs come from torch, which is loaded already whenever a CUDA tensor exists. The host library is
-modelled as an NVIDIA L4, so that CPU runs exercise the kernels that an L4 would use.
+Facts of GPUs come from the driver, which numbers them as torch does. The host library is modelled as an
+NVIDIA L4, so that CPU runs exercise the kernels that an L4 would use.
 """
 
 from __future__ import annotations
@@ -57,23 +57,78 @@ def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
 
 @functools.cache
 def cuda_device(index: int) -> DeviceInfo:
-    """Facts of CUDA device `index`, as torch numbers them."""
-    import torch
+    """Facts of CUDA device `index`. Raises DriverError."""
+    _ask("cuInit", 0)
+    handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    _ask("cuDeviceGet", ctypes.byref(handle), index)
+    _ask("cuDeviceGetName", name, len(name), handle)
 
-    properties = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        _ask("cuDeviceGetAttribute", ctypes.byref(value), number, handle)
+        return value.value
+
+    capability = (attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR))
     return DeviceInfo(
         target=Target.CUDA,
         index=index,
-        name=properties.name,
+        name=name.value.decode(),
         compute_capability=capability,
-        sms=properties.multi_processor_count,
-        mma_flops_per_clock=mma_flops_per_clock(capability, properties.name),
+        sms=attribute(_MULTIPROCESSOR_COUNT),
+        mma_flops_per_clock=mma_flops_per_clock(capability, name.value.decode()),
     )
 
 
+_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76  # CUdevice_attribute
+_DEVICE_ORDINAL = 9  # CUpointer_attribute
+_DISABLE_TIMING = 2  # CUevent_flags
+
+
+@functools.cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def _ask(function: str, *arguments: Any) -> None:
+    """Calls the driver. Raises DriverError unless it succeeds."""
+    try:
+        error = getattr(_driver(), function)(*arguments)
+    except OSError:
+        raise DriverError("no NVIDIA driver was found (libcuda.so.1)") from None
+    if error:
+        raise DriverError(f"{function} failed with CUDA driver error {error}")
+
+
+def pointer_device(address: int) -> int:
+    """The device whose memory `address` is in. Raises DriverError when CUDA does not know the address."""
+    _ask("cuInit", 0)
+    index = ctypes.c_int()
+    _ask("cuPointerGetAttribute", ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
+    return index.value
+
+
+def wait_for(stream: int, producer: int, device: int) -> None:
+    """What is queued on `stream` of `device` from now on runs after what is on `producer` now."""
+    event, previous = ctypes.c_void_p(), ctypes.c_void_p()
+    _ask("cuCtxPushCurrent_v2", _primary_context(device))
+    try:
+        _ask("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
+        try:
+            _ask("cuEventRecord", event, ctypes.c_void_p(producer))
+            _ask("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+        finally:
+            _ask("cuEventDestroy_v2", event)  # once it has happened
+    finally:
+        _ask("cuCtxPopCurrent_v2", ctypes.byref(previous))
+
+
+@functools.cache
+def _primary_context(device: int) -> ctypes.c_void_p:
+    """The context that the CUDA runtime uses on `device`, kept for good as the runtime keeps it."""
+    _ask("cuInit", 0)
+    context = ctypes.c_void_p()
+    _ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context
 
 
 def driver_version() -> int | None:
@@ -93,11 +148,10 @@ def capture_id(stream: int) -> int:
     Raises DriverError.
     """
     status, found = ctypes.c_int(), ctypes.c_uint64()
-    error = _driver().cuStreamGetCaptureInfo_v2(
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), None, None, None
-    )
-    if error:
-        raise DriverError(f"cuStreamGetCaptureInfo failed with CUDA driver error {error}")
+    _ask(
+        "cuStreamGetCaptureInfo_v2",
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), None, None, None,
+    )  # fmt: skip
     return found.value
 
 

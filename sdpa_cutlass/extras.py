@@ -11,8 +11,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .arrays import as_tensor
-from .checks import Operands, check_no_grad
+from .arrays import as_tensor, is_tensor
+from .checks import Operands, check_no_grad, dtype_name
 from .dropout import PhiloxState, as_float32, checked_p_dropout
 from .errors import ArgumentError, ArgumentTypeError
 from .problem import Causal, MaskType
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 MASK_TYPES = {
-    "torch.bool": MaskType.BOOL,
-    "torch.float16": MaskType.F16,
-    "torch.bfloat16": MaskType.BF16,
-    "torch.float32": MaskType.F32,
+    "bool": MaskType.BOOL,
+    "float16": MaskType.F16,
+    "bfloat16": MaskType.BF16,
+    "float32": MaskType.F32,
 }
 
 
@@ -41,7 +41,7 @@ class Extras(NamedTuple):
 
     @property
     def mask_type(self) -> MaskType | None:
-        return None if self.mask is None else MASK_TYPES[str(self.mask.dtype)]
+        return None if self.mask is None else MASK_TYPES[dtype_name(self.mask)]
 
     @property
     def has_lengths(self) -> bool:
@@ -49,7 +49,7 @@ class Extras(NamedTuple):
         return any(tensor is not None for tensor in lengths)
 
 
-NO_EXTRAS = Extras()
+NO_EXTRAS: Extras = Extras()
 
 
 def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
@@ -65,7 +65,7 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
         )
     if str(mask.layout) != "torch.strided":
         raise ArgumentTypeError(f"attn_mask has layout {mask.layout}; allowed is torch.strided")
-    if str(mask.dtype) not in MASK_TYPES:
+    if dtype_name(mask) not in MASK_TYPES:
         raise ArgumentTypeError(
             f"attn_mask has dtype {mask.dtype}; allowed are torch.bool (True = attend) and, added to the "
             "scaled scores, torch.float16, torch.bfloat16 and torch.float32"
@@ -94,10 +94,11 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
 
 def autocast_mask(attn_mask: Any, query: torch.Tensor) -> Any:
     """A float mask in query's dtype where torch.autocast is on: torch casts it along with the inputs."""
+    if not is_tensor(attn_mask):
+        return attn_mask
     torch = sys.modules["torch"]
     if (
-        not isinstance(attn_mask, torch.Tensor)
-        or attn_mask.dtype in (query.dtype, torch.bool, torch.float64)
+        attn_mask.dtype in (query.dtype, torch.bool, torch.float64)
         or not attn_mask.is_floating_point()
         or not torch.is_autocast_enabled(query.device.type)
     ):
@@ -130,7 +131,7 @@ def _is_causal_bias(attn_mask: Any) -> bool:
 def lengths(name: str, value: object, count: int, query: torch.Tensor) -> torch.Tensor:
     """`value`, if it is a contiguous int32 tensor [count] on query's device. Does not read it."""
     tensor = as_tensor(name, value)
-    if str(tensor.dtype) != "torch.int32":
+    if dtype_name(tensor) != "int32":
         raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed is torch.int32")
     if tensor.device != query.device:
         raise ArgumentTypeError(

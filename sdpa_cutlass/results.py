@@ -91,14 +91,14 @@ def check_known_spans(
         raise _overlap("value")
 
 
-def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor], written: str = "out") -> None:
     """Raises ArgumentError when `out` may share memory with an input, which other CTAs are still reading."""
     start = out.data_ptr()
     size = span(out)
     for name, tensor in inputs.items():
         address, input_size = tensor.data_ptr(), span(tensor)
         if size and input_size and start < address + input_size and address < start + size:
-            raise _overlap(name)
+            raise _overlap(name, written)
 
 
 def span(tensor: torch.Tensor) -> int:
@@ -120,8 +120,8 @@ def _check_known(out: torch.Tensor) -> None:
     _check_no_grad(out)
 
 
-def _overlap(name: str) -> ArgumentError:
-    return ArgumentError(f"out overlaps {name} in memory; it must have memory of its own")
+def _overlap(name: str, written: str = "out") -> ArgumentError:
+    return ArgumentError(f"{written} overlaps {name} in memory; it must have memory of its own")
 
 
 def _check_no_grad(out: torch.Tensor) -> None:

@@ -159,14 +159,19 @@ def choose(
     params: Params,
     *,
     name: str | None = None,
+    has_workspace: bool = True,
 ) -> Choice:
     """The kernel of `family` for `problem` with the strides and addresses of `params`.
 
-    Writes num_splits of `params`, as the kernel needs it. With `name`, that very kernel. Raises ArgumentError
-    for an unknown name, NoKernelError when none is legal.
+    Writes num_splits of `params`, as the kernel needs it. With `name`, that very kernel. Without a workspace,
+    no CTAs share a tile, and what is fast only if they do comes last. Raises ArgumentError for an unknown
+    name, NoKernelError when none is legal.
     """
     if name is not None:
-        return Choice(_named(library, problem, family, device, params, name), "named by the caller")
+        kernel = _named(library, problem, family, device, params, name)
+        if not has_workspace:
+            params.num_splits = min(params.num_splits, 1)
+        return Choice(kernel, "named by the caller")
     pattern = forced_pattern()
     forced = _forced(library, family, pattern) if pattern else None
     legal = ranking(library, problem, family, device)
@@ -176,8 +181,12 @@ def choose(
     if forced is None and family is Family.FMHA_FWD:
         tuned = tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
-    for kernel, cost in sorted(legal, key=lambda pair: pair[0].name != fastest):
-        params.num_splits = cost.num_splits
+
+    def place(pair: tuple[KernelInfo, Estimate]) -> tuple[bool, bool]:
+        return not has_workspace and pair[1].num_splits > 1, pair[0].name != fastest
+
+    for kernel, cost in sorted(legal, key=place):
+        params.num_splits = cost.num_splits if has_workspace else min(cost.num_splits, 1)
         if library.refusal(kernel.index, params) is None:
             if forced is not None:
                 return Choice(kernel, f"{FORCE_VARIABLE}={pattern}")

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of enable()."""
+"""Fixtures of the tests of enable(), and of calls without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass import torch_sdpa
+from sdpa_cutlass import calls, torch_sdpa
 from tests.library.torch_calls import ORIGINAL
 
 
@@ -19,3 +19,9 @@ def _torch_is_left_as_found() -> Iterator[None]:
     yield
     assert F.scaled_dot_product_attention is ORIGINAL
     assert torch_sdpa._state.watchers == ()
+
+
+@pytest.fixture
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays find no torch, although it is installed."""
+    monkeypatch.setattr(calls, "has_torch", lambda: False)

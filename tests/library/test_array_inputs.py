@@ -12,41 +12,10 @@ import sdpa_cutlass
 from sdpa_cutlass import attention, planning, scaled_dot_product_attention, unfused_attention
 from sdpa_cutlass.arrays import as_tensor
 from sdpa_cutlass.errors import ArgumentTypeError
+from tests.library.array_kinds import KINDS, CudaInterfaceOnly, DLPackOnly
 
 Q = torch.randn(2, 4, 9, 64, generator=torch.Generator().manual_seed(0)).half()
 K = torch.randn(2, 2, 11, 64, generator=torch.Generator().manual_seed(1)).half()
-
-
-class DLPackOnly:
-    """An array that speaks nothing but DLPack."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-
-class InterfaceOnly:
-    """An array that speaks nothing but __array_interface__."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.array = tensor.numpy()
-        self.__array_interface__ = self.array.__array_interface__
-
-
-class CudaInterfaceOnly:
-    """A CUDA tensor behind __cuda_array_interface__, made on `stream`."""
-
-    def __init__(self, tensor: torch.Tensor, stream: int | None = None) -> None:
-        self.tensor = tensor
-        self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream}
-
-
-KINDS = {"numpy": torch.Tensor.numpy, "DLPack": DLPackOnly, "__array_interface__": InterfaceOnly}
 
 
 @pytest.mark.parametrize("function", [attention, unfused_attention])

@@ -123,7 +123,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
             status._obj.value, capture_id._obj.value = 1, found.capture
             return 0
 
-    monkeypatch.setattr(device_module.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(device_module, "_driver", Driver)
     return found
 
 
@@ -189,7 +189,7 @@ def test_without_a_stock_the_graph_zeroes_counters_itself(fake: FakeTorch) -> No
 
 def test_an_error_of_the_driver_is_raised(fake: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(cuStreamGetCaptureInfo_v2=lambda *arguments: 400)
-    monkeypatch.setattr(device_module.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(device_module, "_driver", lambda: driver)
     prepare_counters(0)
     fake.capture = 1
     with pytest.raises(DriverError, match="driver error 400"):
