@@ -51,8 +51,10 @@ _LOGIT_BYTES = 4  # read once and written once, in 16 bits
 _GENERAL_SLOWDOWN = 1.04
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
-_SPLIT_CYCLES = 5000  # partial results to memory, a counter, and all of them back
-_PART_BYTES = 4  # of an element of O in the workspace
+_SPLIT_CYCLES = 3000  # partial results to memory, and a counter
+_PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
+_PARTS_PER_TRIP = 16  # partial results whose reads are under way together
+_TRIP_CYCLES = 300
 _MAX_SPLITS = 64
 _MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 _MAX_SAMPLES = 64  # rows of CTAs looked at to average a causal mask
@@ -103,11 +105,10 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     tiles = m_blocks * problem.batch * problem.num_heads_q // packed
     blocks = _visible_blocks(kernel, problem, m_blocks, packed)
     work = _work(kernel, problem, device)
-    meeting = _PART_BYTES * min(kernel.block_m, problem.seqlen_q * packed) * kernel.head_dim
-    split_cycles = meeting / _L2_BYTES_PER_CLOCK  # the last CTA reads the part of each
+    rows = min(kernel.block_m, problem.seqlen_q * packed)
     num_splits = 0
     if kernel.is_split:
-        num_splits = _num_splits(kernel, tiles, max(blocks), work.cycles(1), split_cycles, device)
+        num_splits = _num_splits(kernel, tiles, max(blocks), work.cycles(1), rows, device)
     ctas = tiles * max(num_splits, 1)
     rounds = [_ceil_div(count, kernel.kv_groups * max(num_splits, 1)) for count in blocks]
     mean_rounds = sum(rounds) / len(rounds)
@@ -130,8 +131,7 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
     useful = _visible_scores(problem) / max(computed, 1)
     cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
-    if num_splits > 1:
-        cycles += _SPLIT_CYCLES + split_cycles * num_splits
+    cycles += _meeting_cycles(kernel, rows, num_splits)
     return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device, num_splits)
 
 
@@ -167,7 +167,7 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
 
 
 def _num_splits(
-    kernel: KernelInfo, tiles: int, blocks: int, round_cycles: float, split_cycles: float, device: DeviceInfo
+    kernel: KernelInfo, tiles: int, blocks: int, round_cycles: float, rows: int, device: DeviceInfo
 ) -> int:
     """The CTAs for each tile that should be fastest, of those that fill the card at most once.
 
@@ -178,10 +178,20 @@ def _num_splits(
         return 1
 
     def cycles(num_splits: int) -> float:
-        meeting = _SPLIT_CYCLES + split_cycles * num_splits if num_splits > 1 else 0.0
-        return _ceil_div(blocks, num_splits * kernel.kv_groups) * round_cycles + meeting
+        rounds = _ceil_div(blocks, num_splits * kernel.kv_groups)
+        return rounds * round_cycles + _meeting_cycles(kernel, rows, num_splits)
 
     return min(range(1, most + 1), key=cycles)
+
+
+def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
+    """What it takes the splits of a tile to leave their parts and the last one to read them (split.cuh)."""
+    if num_splits < 2:
+        return 0.0
+    vectors = 4 * rows * kernel.head_dim // _PART_VECTOR_BYTES
+    part = _PART_VECTOR_BYTES * kernel.threads / _L2_BYTES_PER_CLOCK
+    trips = _ceil_div(num_splits, _PARTS_PER_TRIP)
+    return _SPLIT_CYCLES + _ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
 
 
 def _unfused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:

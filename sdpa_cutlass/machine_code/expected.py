@@ -44,6 +44,7 @@ _MASKS = {
     8,
     16,
 }  # of every type, at every alignment; lengths and Philox's seed are among these sizes
+SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
 
 

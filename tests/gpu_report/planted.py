@@ -19,9 +19,11 @@ SOURCES = {
     "racecheck": "room[threadIdx.x] = threadIdx.x; data[threadIdx.x] = room[threadIdx.x ^ 32];",  # no barrier
     "synccheck": "if (threadIdx.x < 5) { __syncthreads(); } data[threadIdx.x] = 1;",
     "initcheck": "data[threadIdx.x] = data[threadIdx.x] + 1;",  # nobody has written it before
-    # racecheck's own mistake: one half has met a barrier more than the other, so it takes nothing for ordered
-    "uneven": 'if (threadIdx.x < 64) { asm volatile("bar.sync 1, 64;"); } room[threadIdx.x] = threadIdx.x; '
-    "__syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 64];",
+    # racecheck's own mistake: half of the threads have met a barrier more than the others, and so nothing is
+    # ordered to it; it takes the barrier's number to be in a register
+    "uneven": "if (threadIdx.x < 64) { "
+    'asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 64) : "memory"); } '
+    "room[threadIdx.x] = threadIdx.x; __syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 64];",
     "good": "room[threadIdx.x] = threadIdx.x; __syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 32];",
 }
 _THREADS = 128
