@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sdpa_cutlass._locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
+from tests.source_lines import with_lines
 
 TIMEOUT_S = 300
 ENGINE_TIMEOUT_S = 120
@@ -101,7 +102,7 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     except subprocess.TimeoutExpired:
         hung, code, output = True, 0, ""
     events = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    failures = list(_failures(events))
+    failures = list(_failures(events, library))
     ended = {event["test"] for event in events if event["event"] != "started"}
     unfinished = [event["test"] for event in events if event["test"] not in ended]
     if hung or code < 0:
@@ -136,9 +137,10 @@ def _probe_engine(program: Path) -> Outcome:
     return Outcome(passed=passed, failures=tuple(failures))
 
 
-def _failures(events: list[dict[str, str]]) -> Iterator[Failure]:
+def _failures(events: list[dict[str, str]], library: Path) -> Iterator[Failure]:
     for event in events:
         if event["event"] == "failed":
             check = check_of(event["kind"], event["message"])
             test = event["test"].rpartition("/")[2]
-            yield Failure(check=check, test=test, message=f"{event['kind']}: {event['message']}")
+            message = with_lines(event["message"], library)
+            yield Failure(check=check, test=test, message=f"{event['kind']}: {message}")

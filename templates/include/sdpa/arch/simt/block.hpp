@@ -20,15 +20,18 @@
 #include "sdpa/arch/simt/bank_conflicts.hpp"
 #include "sdpa/arch/simt/cp_async.hpp"
 #include "sdpa/arch/simt/fiber.hpp"
+#include "sdpa/arch/simt/places.hpp"
 #include "sdpa/arch/simt/schedule.hpp"
 #include "sdpa/arch/simt/shadow.hpp"
 #include "sdpa/arch/simt/shared_memory.hpp"
 #include "sdpa/arch/simt/warp.hpp"
+#include "sdpa/registry.hpp"
 
 namespace sdpa::simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kNumBarriers = 16;
+constexpr size_t kMessageBytes = sizeof(Status::message);
 
 // A kernel with its arguments, ready to be run by every thread of a block.
 struct KernelCall {
@@ -63,14 +66,27 @@ class Block {
     if (std::strcmp(function, "sync_group") != 0) threads_[current_].site = sites_.number_of(file, line);
   }
 
-  // Accesses to shared memory, for the shadow: races end the block. `address` is in shared memory.
-  void observe_read(const void *address, size_t bytes, AccessKind kind, int thread) {
-    const Shadow::Race race = shadow_.read(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
-    if (race.found) fail_race(race, kind, thread);
+  // The number of the calls that led to the caller, or to the function whose frame is given; 0 where the build has none.
+  uint16_t calls_to_here() {
+    if constexpr (kHasCallChains) return calls_to_caller();
+    return 0;
   }
-  void observe_write(const void *address, size_t bytes, AccessKind kind, int thread) {
-    const Shadow::Race race = shadow_.write(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
-    if (race.found) fail_race(race, kind, thread);
+  uint16_t calls_to(const void *frame) {
+    const Fiber &fiber = threads_[size_t(current_)].fiber;
+    return call_chains_.number_of(frame, fiber.stack(), fiber.stack_bytes());
+  }
+
+  // Accesses to shared memory, for the shadow: races end the block. `address` is in shared memory, `chain` the calls
+  // that led to the access.
+  void observe_read(const void *address, size_t bytes, AccessKind kind, int thread, uint16_t chain) {
+    const Place place{threads_[size_t(thread)].site, chain};
+    const Shadow::Race race = shadow_.read(shared_memory_.offset(address), bytes, kind, thread, place);
+    if (race.found) fail_race(race, kind, thread, place);
+  }
+  void observe_write(const void *address, size_t bytes, AccessKind kind, int thread, uint16_t chain) {
+    const Place place{threads_[size_t(thread)].site, chain};
+    const Shadow::Race race = shadow_.write(shared_memory_.offset(address), bytes, kind, thread, place);
+    if (race.found) fail_race(race, kind, thread, place);
   }
   // A cp.async of the running thread was waited for.
   void observe_landing(const void *destination) {
@@ -118,7 +134,10 @@ class Block {
   [[noreturn]] void exit_thread();
   [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
   [[noreturn]] void fail_deadlock();
-  [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread);
+  [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread, Place place);
+  SDPA_SIMT_UNOBSERVED __attribute__((noinline)) uint16_t calls_to_caller() {
+    return calls_to(__builtin_frame_address(0));
+  }
 
   static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
 
@@ -134,11 +153,12 @@ class Block {
   SharedMemory shared_memory_;
   Shadow shadow_;
   Sites sites_;
+  CallChains call_chains_;
   BankConflicts bank_conflicts_;
   std::vector<Thread> threads_;
   std::array<Barrier, kNumBarriers> barriers_;
   std::array<Warp, kMaxThreads / kWarpSize> warps_;
-  char error_[400];
+  char error_[kMessageBytes];
 };
 
 // The block that this OS thread runs, for the kernel's side of the engine.
@@ -378,16 +398,18 @@ inline void Block::fail_divergence(const Collective &collective, int barrier, in
   fail("the warp diverged: this lane reached %s while lanes 0x%08x wait in %s", here, warp.arrived, there);
 }
 
-inline void Block::fail_race(const Shadow::Race &race, AccessKind kind, int thread) {
-  char here[80], there[80];
-  sites_.describe(threads_[size_t(thread)].site, here);
+inline void Block::fail_race(const Shadow::Race &race, AccessKind kind, int thread, Place place) {
+  char here[100], there[100], behind[80], behind_there[80];
+  call_chains_.describe(place.chain, here);
+  sites_.describe(place.site, behind);
   if (race.is_unwritten) {
-    fail("data race at byte %zu of shared memory: %s, in thread %d behind %s, what nobody wrote", race.offset,
-         verb(kind), thread, here);
+    fail("data race at byte %zu of shared memory: %s%s, in thread %d behind %s, what nobody wrote", race.offset,
+         verb(kind), here, thread, behind);
   }
-  sites_.describe(race.earlier.site, there);
-  fail("data race at byte %zu of shared memory: %s, in thread %d behind %s; %s there, in thread %d behind %s, %s",
-       race.offset, verb(kind), thread, here, verb(race.earlier.kind), race.earlier.thread, there,
+  call_chains_.describe(race.earlier.chain, there);
+  sites_.describe(race.earlier.site, behind_there);
+  fail("data race at byte %zu of shared memory: %s%s, in thread %d behind %s; %s there%s, in thread %d behind %s, %s",
+       race.offset, verb(kind), here, thread, behind, verb(race.earlier.kind), there, race.earlier.thread, behind_there,
        race.earlier.is_pending ? "and no wait has covered it" : "and no barrier orders the two");
 }
 

@@ -25,7 +25,8 @@ template <bool kTranspose>
 SDPA_SIMT_UNOBSERVED inline void execute_ldmatrix(Block &block, Warp &warp) {
   block.bank_conflicts().add_ldmatrix(warp.slots.ldmatrix_row);
   for (int lane = 0; lane < kWarpSize; ++lane) {
-    block.observe_read(warp.slots.ldmatrix_row[lane], 16, AccessKind::kLdmatrix, block.first_thread(warp) + lane);
+    block.observe_read(warp.slots.ldmatrix_row[lane], 16, AccessKind::kLdmatrix, block.first_thread(warp) + lane,
+                       warp.slots.ldmatrix_calls[lane]);
   }
   for (int matrix = 0; matrix < 4; ++matrix) {
     uint16_t elements[8][8];
@@ -131,6 +132,7 @@ inline void ldmatrix(uint32_t (&d)[4], const void *row) {
   const int lane = block.lane();
   WarpSlots &slots = block.warp().slots;
   slots.ldmatrix_row[lane] = row;
+  slots.ldmatrix_calls[lane] = block.calls_to_here();
   block.meet(detail::kLdmatrix<kTranspose>);
   std::memcpy(d, slots.ldmatrix_result[lane], sizeof(d));
 }
@@ -172,7 +174,8 @@ inline void cp_async(void *destination, const void *source, bool load) {
   if (load && reinterpret_cast<uintptr_t>(source) % CpAsyncQueue::kBytes != 0) {
     block.fail("cp.async: source %p is not 16-byte aligned", source);
   }
-  block.observe_write(destination, CpAsyncQueue::kBytes, AccessKind::kCpAsync, block.thread_idx());
+  block.observe_write(destination, CpAsyncQueue::kBytes, AccessKind::kCpAsync, block.thread_idx(),
+                      block.calls_to_here());
   block.bank_conflicts().add_cp_async(block.thread_idx(), destination);
   block.copies().issue(destination, source, load);
 }
