@@ -37,8 +37,9 @@ HEADERS = ROOT / "templates" / "include"
 PROGRAMS = ROOT / "build" / "tests" / "simt"
 RACES = ["races_test.cpp", "bank_conflicts_test.cpp"]
 ENGINE = [
-    "main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp", *RACES
-]  # fmt: skip
+    *("main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
+    *("arrivals_test.cpp", *RACES),
+]
 CUTE = ["host_policy_test.cpp"]
 PLACES = "places_test.cpp"
 CASE_TIMEOUT_S = 300

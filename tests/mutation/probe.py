@@ -33,9 +33,11 @@ _GENERAL = (
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
+    Kernels.SPLIT: ("test_split.py", "test_lengths.py", "test_general.py", "test_guard_pages.py"),
 }
 # Observed kernels are slow: small problems only.
 _OBSERVED = "tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
+_OBSERVED_SPLIT = "tile-1 or tile+1 or scales or different_weight"
 _RULE_ERROR = "HostCheckError"
 _OUTSIDE = ("elements outside the tensor were written", "elements were never written")
 
@@ -90,7 +92,8 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
     command += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
-    command += ["-k", _OBSERVED] if observed else []
+    if observed:
+        command += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
     environment = {**os.environ, Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     hung = False

@@ -3,20 +3,20 @@
 // The lanes of a warp meet in collectives (collectives.hpp): each lane leaves its operands in the warp's slots and
 // stops; the last to arrive executes for all. A barrier is a collective too: the warp's lanes meet, then the warp as a
 // whole arrives at the barrier. Every rule that a kernel can break ends the block with a message naming kernel,
-// block, warp and thread; its fibers are dropped, and the Block is ready for another run.
+// block, warp and thread (block_errors.hpp); its fibers are dropped, and the Block is ready for another run.
 // Races on shared memory are such rules, found by shadow.hpp in every schedule. Not found: races on global memory, and
 // a thread that spins on memory for ever.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <vector>
 
+#include "sdpa/arch/simt/arrivals.hpp"
 #include "sdpa/arch/simt/bank_conflicts.hpp"
 #include "sdpa/arch/simt/cp_async.hpp"
 #include "sdpa/arch/simt/fiber.hpp"
@@ -92,6 +92,23 @@ class Block {
   void observe_landing(const void *destination) {
     shadow_.complete(shared_memory_.offset(destination), CpAsyncQueue::kBytes, current_);
   }
+  // The running thread hands something to other CTAs, or takes it: see arrivals.hpp.
+  void observe_device_store() {
+    const Place place{threads_[size_t(current_)].site, calls_to_here()};
+    if (!arrivals_.store(current_, place, shadow_)) {
+      fail("store_device: no barrier lies in between this store and the arrival of another thread");
+    }
+  }
+  void observe_device_fence() { arrivals_.fence(current_, shadow_); }
+  void observe_arrival() {
+    const int thread = arrivals_.arrive(current_, shadow_);
+    if (thread >= 0) fail_arrival(thread);
+  }
+  void observe_device_load() {
+    if (!arrivals_.may_load(current_, shadow_)) {
+      fail("load_device: reads what other blocks leave before the fence behind an arrival, and a barrier");
+    }
+  }
   void sync_warp(const Warp &warp) { shadow_.sync_warp(first_thread(warp) / kWarpSize); }
 
   // Returns when all live lanes of the warp have met here and the collective was executed.
@@ -134,6 +151,7 @@ class Block {
   [[noreturn]] void exit_thread();
   [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
   [[noreturn]] void fail_deadlock();
+  [[noreturn]] void fail_arrival(int thread);
   [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread, Place place);
   SDPA_SIMT_UNOBSERVED __attribute__((noinline)) uint16_t calls_to_caller() {
     return calls_to(__builtin_frame_address(0));
@@ -152,6 +170,7 @@ class Block {
   Schedule schedule_;
   SharedMemory shared_memory_;
   Shadow shadow_;
+  Arrivals arrivals_;
   Sites sites_;
   CallChains call_chains_;
   BankConflicts bank_conflicts_;
@@ -194,6 +213,7 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
   schedule_.start(call.seed, index);
   shared_memory_.reset(call.smem_bytes);
   shadow_.reset(call.smem_bytes, num_warps_);
+  arrivals_.start(call.threads);
   sites_.clear();
   bank_conflicts_.start(shared_memory_.data(), num_warps_);
   barriers_.fill({});
@@ -366,66 +386,6 @@ inline void Block::resume(int thread, bool current_is_done) {
   switch_fiber(from, threads_[size_t(thread)].fiber, current_is_done);
 }
 
-inline void Block::fail(const char *format, ...) {
-  const int length =
-      std::snprintf(error_, sizeof(error_), "kernel %s, block %lld, warp %d, thread %d: ", call_->name,
-                    static_cast<long long>(index_), current_ / kWarpSize, current_);
-  if (length > 0 && size_t(length) < sizeof(error_)) {
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(error_ + length, sizeof(error_) - size_t(length), format, arguments);
-    va_end(arguments);
-  }
-  failed_ = true;
-  switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
-  __builtin_unreachable();
-}
-
-inline void Block::fail_divergence(const Collective &collective, int barrier, int barrier_threads) {
-  const auto describe = [](char (&text)[48], const Collective &what, int id, int threads) {
-    if (&what != &kBarrier) {
-      std::snprintf(text, sizeof(text), "%s", what.name);
-    } else if (id == 0) {
-      std::snprintf(text, sizeof(text), "syncthreads");
-    } else {
-      std::snprintf(text, sizeof(text), "sync_group(%d, %d)", id, threads);
-    }
-  };
-  const Warp &warp = this->warp();
-  char here[48], there[48];
-  describe(here, collective, barrier, barrier_threads);
-  describe(there, *warp.collective, warp.barrier, warp.barrier_threads);
-  fail("the warp diverged: this lane reached %s while lanes 0x%08x wait in %s", here, warp.arrived, there);
-}
-
-inline void Block::fail_race(const Shadow::Race &race, AccessKind kind, int thread, Place place) {
-  char here[100], there[100], behind[80], behind_there[80];
-  call_chains_.describe(place.chain, here);
-  sites_.describe(place.site, behind);
-  if (race.is_unwritten) {
-    fail("data race at byte %zu of shared memory: %s%s, in thread %d behind %s, what nobody wrote", race.offset,
-         verb(kind), here, thread, behind);
-  }
-  call_chains_.describe(race.earlier.chain, there);
-  sites_.describe(race.earlier.site, behind_there);
-  fail("data race at byte %zu of shared memory: %s%s, in thread %d behind %s; %s there%s, in thread %d behind %s, %s",
-       race.offset, verb(kind), here, thread, behind, verb(race.earlier.kind), there, race.earlier.thread, behind_there,
-       race.earlier.is_pending ? "and no wait has covered it" : "and no barrier orders the two");
-}
-
-inline void Block::fail_deadlock() {
-  char waits[240] = {};
-  size_t length = 0;
-  for (int id = 0; id < kNumBarriers && length < sizeof(waits); ++id) {
-    const Barrier &barrier = barriers_[size_t(id)];
-    if (barrier.num_warps == 0) continue;
-    const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
-    const int written = std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d",
-                                      length == 0 ? "" : ", ", barrier.num_warps, needed,
-                                      id == 0 ? "syncthreads, barrier" : "barrier", id);
-    length += size_t(std::max(written, 0));
-  }
-  fail("deadlock: no thread can go on: %s", waits);
-}
-
 }  // namespace sdpa::simt
+
+#include "sdpa/arch/simt/block_errors.hpp"

@@ -5,6 +5,7 @@
 // want all lanes that have not exited, and a shuffle must not read from one that has.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -165,6 +166,31 @@ inline void check_alignment(const void *address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % size_t(bytes) != 0) {
     current_block->fail("load: address %p is not %d-byte aligned", address, bytes);
   }
+}
+
+// What blocks hand to each other, in the order that arrivals.hpp checks. increment gives the value before.
+template <class T>
+inline void store_device(T *address, const T &value) {
+  check_alignment(address, sizeof(T));
+  current_block->observe_device_store();
+  *address = value;
+}
+
+inline void fence_device() {
+  current_block->observe_device_fence();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline uint32_t increment(uint32_t *counter) {
+  current_block->observe_arrival();
+  return __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
+}
+
+template <class T>
+inline T load_device(const T *address) {
+  check_alignment(address, sizeof(T));
+  current_block->observe_device_load();
+  return *address;
 }
 
 // 16 bytes from global to shared memory; zeros, and no read, without `load`.

@@ -79,6 +79,13 @@ class Shadow {
     for_each_bit(warps, [&](size_t w) { known_[w] = joined; });
   }
 
+  uint32_t epoch(int thread) const { return epochs_[size_t(thread) / 32]; }
+
+  // Whether what `earlier` did in this epoch of its warp lies before what `thread` does now.
+  bool is_before(int earlier, uint32_t epoch, int thread) const {
+    return earlier == thread || epoch <= known_[size_t(thread) / 32][size_t(earlier) / 32];
+  }
+
   // `bytes` at `offset`, all of them inside.
   Race read(size_t offset, size_t bytes, AccessKind kind, int thread, Place place) {
     const size_t warp = size_t(thread) / 32;
