@@ -260,7 +260,7 @@ Status check_device(int device) {
 // Whatever went wrong while it ran: say for which kernel and problem.
 Status with_problem(Status status, const KernelRow &row, const sdpa_params &params) {
   const Status plain = status;
-  return make_status(plain.code, "%.300s [%s: batch %d, num_heads_q %d, num_heads_kv %d, seqlen_q %d, seqlen_k %d]",
+  return make_status(plain.code, "%.480s [%s: batch %d, num_heads_q %d, num_heads_kv %d, seqlen_q %d, seqlen_k %d]",
                      plain.message, row.info.name, params.batch, params.num_heads_q, params.num_heads_kv,
                      params.seqlen_q, params.seqlen_k);
 }

@@ -15,7 +15,7 @@ library cannot be loaded, each test fails once and says how to build it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
@@ -23,10 +23,11 @@ import torch
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
-from sdpa_cutlass.errors import LibraryError
+from sdpa_cutlass.errors import HostCheckError, LibraryError
 from sdpa_cutlass.registry import Family, KernelInfo
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
+from tests.source_lines import with_lines
 
 SPLITS = (1, 3)
 
@@ -73,6 +74,20 @@ def _cases(
             for kernel in (TestedKernel(where, row, n) for n in (splits if row.is_split else (0,)))
         ]
     return cases
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Races are reported with their lines, where the host library knows them: see tests/source_lines.py."""
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(HostCheckError):
+        message = str(call.excinfo.value)
+        lines = with_lines(message, library(Target.HOST).path)
+        if lines != message:
+            report.sections.append(("source lines", lines))
+    return report
 
 
 def _kernel(request: pytest.FixtureRequest) -> TestedKernel:

@@ -8,6 +8,8 @@ a process of its own, so that a crash or a hang is the failure of one case:
 - ``sanitized``: AddressSanitizer (with stack-use-after-return) and UndefinedBehaviorSanitizer;
 - ``observed``: plain loads and stores of shared memory are seen as well (simt/observed.hpp).
 
+In the last two, messages about races hold call chains, which tests/source_lines.py turns into source lines.
+
 Programs are kept in build/tests/simt under a digest of everything that goes into them.
 """
 
@@ -26,6 +28,8 @@ from pathlib import Path
 import pytest
 
 from tests.host_compiler import compiler, include_flags, vector_flags
+from tests.source_lines import FLAGS as LINES_FLAGS
+from tests.source_lines import with_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "library" / "simt"
@@ -33,9 +37,11 @@ HEADERS = ROOT / "templates" / "include"
 PROGRAMS = ROOT / "build" / "tests" / "simt"
 RACES = ["races_test.cpp", "bank_conflicts_test.cpp"]
 ENGINE = [
-    "main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp", *RACES
-]  # fmt: skip
+    *("main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
+    *("arrivals_test.cpp", *RACES),
+]
 CUTE = ["host_policy_test.cpp"]
+PLACES = "places_test.cpp"
 CASE_TIMEOUT_S = 300
 
 
@@ -56,21 +62,29 @@ VARIANTS = (
     Variant(name="portable", sources=tuple(ENGINE), flags=("-O1", "-DSDPA_SIMT_UCONTEXT")),
     Variant(
         name="sanitized",
-        sources=tuple(ENGINE),
-        flags=("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *vector_flags()),
+        sources=(*ENGINE, PLACES),
+        flags=(
+            *("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+            *LINES_FLAGS,
+            *vector_flags(),
+        ),
     ),
     Variant(
         name="observed",
-        sources=("main.cpp", "collectives_test.cpp", *RACES),
-        flags=("-O1", *OBSERVED_FLAGS, *vector_flags()),
+        sources=("main.cpp", "collectives_test.cpp", *RACES, PLACES),
+        flags=("-O1", *OBSERVED_FLAGS, *LINES_FLAGS, *vector_flags()),
     ),
 )
+
+
+# Cases that an ordinary build does not have.
+ONLY_OBSERVED = ("observed_", "lines_of_a_", "lines_of_loads_", "lines_of_vectors")
 
 
 def _cases(variant: Variant) -> list[str]:
     texts = [(SOURCES / source).read_text() for source in variant.sources]
     names = [name for text in texts for name in re.findall(r"^SIMT_CASE\((\w+)\)", text, re.MULTILINE)]
-    return [name for name in names if variant.name == "observed" or not name.startswith("observed_")]
+    return [name for name in names if variant.name == "observed" or not name.startswith(ONLY_OBSERVED)]
 
 
 def _includes() -> list[str]:
@@ -128,15 +142,8 @@ def programs() -> dict[str, Path]:
     return {}
 
 
-@pytest.mark.parametrize(
-    ("variant", "case"),
-    [
-        pytest.param(variant, case, id=f"{variant.name}-{case}")
-        for variant in VARIANTS
-        for case in _cases(variant)
-    ],
-)
-def test_case(variant: Variant, case: str, programs: dict[str, Path]) -> None:
+def _run(variant: Variant, case: str, programs: dict[str, Path]) -> str:
+    """What a case that passes prints before it says so."""
     if variant.name not in programs:
         programs[variant.name] = _build(variant)
     result = subprocess.run(
@@ -147,5 +154,47 @@ def test_case(variant: Variant, case: str, programs: dict[str, Path]) -> None:
         timeout=CASE_TIMEOUT_S,
         env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=1"},
     )
-    assert result.stdout == f"passed {case}\n", f"{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
+    printed, passed, rest = result.stdout.partition(f"passed {case}\n")
+    assert passed, f"{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
+    assert not rest
     assert result.returncode == 0, result.stderr[-6000:]
+    return printed
+
+
+def _parameters(*, lines: bool) -> list:
+    return [
+        pytest.param(variant, case, id=f"{variant.name}-{case}")
+        for variant in VARIANTS
+        for case in _cases(variant)
+        if case.startswith("lines_") == lines
+    ]
+
+
+@pytest.mark.parametrize(("variant", "case"), _parameters(lines=False))
+def test_case(variant: Variant, case: str, programs: dict[str, Path]) -> None:
+    assert _run(variant, case, programs) == ""
+
+
+@pytest.mark.skipif(shutil.which("addr2line") is None, reason="needs addr2line, of binutils")
+@pytest.mark.parametrize(("variant", "case"), _parameters(lines=True))
+def test_races_name_the_lines_of_both_accesses(
+    variant: Variant, case: str, programs: dict[str, Path]
+) -> None:
+    message = with_lines(_run(variant, case, programs), programs[variant.name])
+    named = re.findall(r" at (\S+(?: < \S+)*), in thread \d+ behind", message)
+    # What called the case is left out.
+    assert [lines.partition(" < harness.hpp")[0] for lines in named] == _marked_lines(case), message
+
+
+def _marked_lines(case: str) -> list[str]:
+    """Of the later access and, if it is marked, of the earlier one, innermost call first."""
+    marked: dict[tuple[str, bool], list[str]] = {}
+    for number, line in enumerate((SOURCES / PLACES).read_text().splitlines(), start=1):
+        words = line.rpartition(f"// {case}: ")[2].split(", ") if f"// {case}: " in line else []
+        for role in words:
+            marked.setdefault((role, "called" in words), []).append(f"{PLACES}:{number}")
+    return [
+        " < ".join([*marked[role, False], *marked.get((role, True), [])])
+        for role in ("later", "earlier")
+        if (role, False) in marked
+    ]

@@ -37,6 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="GLOB", help="mutants by name; may be repeated")
     parser.add_argument("--shard", type=_shard, metavar="I/N", help="every N-th mutant, from the I-th on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument("--lines", action="store_true", help="name the source lines of races; a third slower")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time (all cores)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="build in DIR instead of a temporary folder")
     arguments = parser.parse_args()
@@ -74,7 +75,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sdpa-mutation-") as temporary:
         folder = arguments.work or Path(temporary)
         try:
-            results = run_mutants(mutants, folder.resolve(), arguments.jobs, done)
+            results = run_mutants(mutants, folder.resolve(), arguments.jobs, done, lines=arguments.lines)
         except RuntimeError as error:
             console.print(f"[red]error:[/] {error}")
             return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from generator.config import parse
@@ -18,6 +19,7 @@ from sdpa_cutlass import __version__
 from sdpa_cutlass._locate import Target
 from tests.host_compiler import compiler, include_flags, vector_flags
 from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
+from tests.source_lines import FLAGS as LINES_FLAGS
 
 _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
 OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
@@ -35,7 +37,7 @@ class Workshop:
     """A folder with the generated units of every `Kernels` and the objects that all libraries share."""
 
     folder: Path
-    common: dict[bool, tuple[Path, ...]]  # observed or not
+    common: dict[tuple[bool, bool], tuple[Path, ...]]  # observed or not, with lines or not
 
     @staticmethod
     def open(folder: Path) -> Workshop:
@@ -54,17 +56,23 @@ class Workshop:
             '#define SDPA_BUILD_SANITIZERS ""\n',
             encoding="utf-8",
         )
-        common: dict[bool, tuple[Path, ...]] = {}
-        for observed in (False, True):
-            place = folder / ("observed" if observed else "common")
+        common: dict[tuple[bool, bool], tuple[Path, ...]] = {}
+        for observed, lines in product((False, True), repeat=2):
+            place = folder / f"common{'-observed' * observed}{'-lines' * lines}"
             place.mkdir(exist_ok=True)
-            common[observed] = tuple(place / f"{name}.o" for name in ("c_api.cpp", "backend_host.cpp"))
-            for target in common[observed]:
-                _compile(_SOURCES / target.stem, target, INCLUDE, folder, observed=observed)
+            targets = tuple(place / f"{name}.o" for name in ("c_api.cpp", "backend_host.cpp"))
+            common[observed, lines] = targets
+            for target in targets:
+                _compile(_SOURCES / target.stem, target, INCLUDE, folder, observed=observed, lines=lines)
         return Workshop(folder=folder, common=common)
 
-    def library(self, kernels: Kernels, mutant: Mutant | None, *, observed: bool) -> Path:
-        """Builds the library, or the engine's test program, in a folder of its own. Raises BuildError."""
+    def library(
+        self, kernels: Kernels, mutant: Mutant | None, *, observed: bool, lines: bool = False
+    ) -> Path:
+        """Builds the library, or the engine's test program, in a folder of its own. Raises BuildError.
+
+        With `lines`, messages about races name source lines: tests/source_lines.py. Costs a third more.
+        """
         name = f"baseline-{kernels.name}{'-observed' * observed}" if mutant is None else mutant.name
         place = self.folder / name
         shutil.rmtree(place, ignore_errors=True)
@@ -76,10 +84,10 @@ class Workshop:
         if kernels is Kernels.ENGINE:
             return _engine_program(place, observed=observed)
         generated = self.folder / "generated" / kernels.name
-        objects = list(self.common[observed])
+        objects = list(self.common[observed, lines])
         for unit in (*sorted((generated / "units").glob("*.cu")), generated / "registry.cpp"):
             objects.append(place / f"{unit.name}.o")
-            _compile(unit, objects[-1], place / "include", self.folder, observed=observed)
+            _compile(unit, objects[-1], place / "include", self.folder, observed=observed, lines=lines)
         library = place / Target.HOST.file_name
         exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"
         _run([compiler(), "-shared", "-pthread", exports, *map(str, objects), "-o", str(library)])
@@ -90,10 +98,13 @@ class Workshop:
         shutil.rmtree(library.parent, ignore_errors=True)
 
 
-def _compile(source: Path, target: Path, include: Path, folder: Path, *, observed: bool) -> None:
+def _compile(
+    source: Path, target: Path, include: Path, folder: Path, *, observed: bool, lines: bool = False
+) -> None:
     flags = [
         *_FLAGS,
         *(OBSERVED_FLAGS if observed else ()),
+        *(LINES_FLAGS if lines else ()),
         *vector_flags(),
         f"-I{include}",
         f"-I{folder}",

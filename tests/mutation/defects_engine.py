@@ -6,6 +6,7 @@ from tests.mutation.model import Check, Kernels, Mutant
 
 _BLOCK = "arch/simt/block.hpp"
 _SHADOW = "arch/simt/shadow.hpp"
+_ARRIVALS = "arch/simt/arrivals.hpp"
 _BANKS = "arch/simt/bank_conflicts.hpp"
 _COLLECTIVES = "arch/simt/collectives.hpp"
 _COPIES = "arch/simt/cp_async.hpp"
@@ -85,14 +86,14 @@ ENGINE: tuple[Mutant, ...] = (
     _engine(
         "shadow_blames_the_wrong_thread",
         _COLLECTIVES,
-        "AccessKind::kLdmatrix, block.first_thread(warp) + lane);",
-        "AccessKind::kLdmatrix, block.first_thread(warp));",
+        "AccessKind::kLdmatrix, block.first_thread(warp) + lane,",
+        "AccessKind::kLdmatrix, block.first_thread(warp),",
         "messages name lane 0 for every row of an ldmatrix",
     ),
     _engine(
         "shadow_sees_no_loads",
         "arch/simt/observed.hpp",
-        "block.observe_read(address, bytes, AccessKind::kLoad, block.thread_idx());",
+        "block.observe_read(address, bytes, AccessKind::kLoad, block.thread_idx(), chain);",
         "",
         "plain loads are not observed",
         observed=True,
@@ -100,10 +101,53 @@ ENGINE: tuple[Mutant, ...] = (
     _engine(
         "shadow_sees_no_stores",
         "arch/simt/observed.hpp",
-        "block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx());",
+        "block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx(), chain);",
         "",
         "plain stores are not observed",
         observed=True,
+    ),
+    # ---- arrivals ----
+    _engine(
+        "arrivals_need_no_barrier",
+        _ARRIVALS,
+        "!(store.is_fenced && shadow.is_before(t, store.epoch, thread))",
+        "!store.is_fenced",
+        "a block may arrive without a barrier behind its stores",
+    ),
+    _engine(
+        "arrivals_need_no_fence",
+        _ARRIVALS,
+        "!(store.is_fenced && shadow.is_before(t, store.epoch, thread))",
+        "!shadow.is_before(t, store.epoch, thread)",
+        "a block may arrive without a fence behind its stores",
+    ),
+    _engine(
+        "fences_cover_all_stores",
+        _ARRIVALS,
+        "if (shadow.is_before(t, store.epoch, thread)) store.is_fenced = true;",
+        "store.is_fenced = true;",
+        "a fence covers the stores of threads that no barrier has brought before it",
+    ),
+    _engine(
+        "stores_may_follow_an_arrival",
+        _ARRIVALS,
+        "if (arrived_ >= 0 && !shadow.is_before(arrived_, arrived_epoch_, thread)) return false;",
+        "",
+        "stores that come after the arrival of another thread are not found",
+    ),
+    _engine(
+        "loads_need_no_fence",
+        _ARRIVALS,
+        "    if (arrived_ == thread) {\n",
+        "    if (arrived_ >= 0) {\n",
+        "a fence of any thread counts as that of the one that arrived",
+    ),
+    _engine(
+        "loads_need_no_barrier",
+        _ARRIVALS,
+        "return acquired_ >= 0 && shadow.is_before(acquired_, acquired_epoch_, thread);",
+        "return acquired_ >= 0;",
+        "what other blocks left may be read without a barrier behind the arrival",
     ),
     # ---- bank conflicts ----
     _engine(

@@ -26,6 +26,8 @@ class Kernels(Enum):
     GENERAL = ("d32_m64n64_s2_w4_f16_general",)
     """Masks, lengths and smaller head_dims."""
     DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
+    SPLIT = ("d64_m16n64_s1_w4_g4_f16_general_split",)
+    """Several CTAs share the keys of a tile."""
     ENGINE = ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 

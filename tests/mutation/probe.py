@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sdpa_cutlass._locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
+from tests.source_lines import with_lines
 
 TIMEOUT_S = 300
 ENGINE_TIMEOUT_S = 120
@@ -32,9 +33,11 @@ _GENERAL = (
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
+    Kernels.SPLIT: ("test_split.py", "test_lengths.py", "test_general.py", "test_guard_pages.py"),
 }
 # Observed kernels are slow: small problems only.
 _OBSERVED = "tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
+_OBSERVED_SPLIT = "tile-1 or tile+1 or scales or different_weight"
 _RULE_ERROR = "HostCheckError"
 _OUTSIDE = ("elements outside the tensor were written", "elements were never written")
 
@@ -89,7 +92,8 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
     command += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
-    command += ["-k", _OBSERVED] if observed else []
+    if observed:
+        command += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
     environment = {**os.environ, Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     hung = False
@@ -101,7 +105,7 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     except subprocess.TimeoutExpired:
         hung, code, output = True, 0, ""
     events = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    failures = list(_failures(events))
+    failures = list(_failures(events, library))
     ended = {event["test"] for event in events if event["event"] != "started"}
     unfinished = [event["test"] for event in events if event["test"] not in ended]
     if hung or code < 0:
@@ -136,9 +140,10 @@ def _probe_engine(program: Path) -> Outcome:
     return Outcome(passed=passed, failures=tuple(failures))
 
 
-def _failures(events: list[dict[str, str]]) -> Iterator[Failure]:
+def _failures(events: list[dict[str, str]], library: Path) -> Iterator[Failure]:
     for event in events:
         if event["event"] == "failed":
             check = check_of(event["kind"], event["message"])
             test = event["test"].rpartition("/")[2]
-            yield Failure(check=check, test=test, message=f"{event['kind']}: {event['message']}")
+            message = with_lines(event["message"], library)
+            yield Failure(check=check, test=test, message=f"{event['kind']}: {message}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-_MESSAGE_CHARACTERS = 400
+_MESSAGE_CHARACTERS = 800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

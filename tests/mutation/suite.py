@@ -56,8 +56,8 @@ class BaselineError(RuntimeError):
 
 
 def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Outcome:
-    """Builds and tests the unchanged headers. Raises BuildError."""
-    library = workshop.library(kernels, None, observed=observed)
+    """Builds and tests the unchanged headers; races are reported with lines. Raises BuildError."""
+    library = workshop.library(kernels, None, observed=observed, lines=True)
     outcome = probe(library, kernels, observed=observed)
     workshop.discard(library)
     return outcome
@@ -76,15 +76,18 @@ def check_baselines(workshop: Workshop, needed: Iterable[tuple[Kernels, bool]], 
         list(pool.map(run, *zip(*needed, strict=True)))
 
 
-def run_mutant(workshop: Workshop, mutant: Mutant) -> Result:
-    """Never raises for what the defect does; RuntimeError when pytest cannot run."""
+def run_mutant(workshop: Workshop, mutant: Mutant, *, lines: bool = False) -> Result:
+    """Never raises for what the defect does; RuntimeError when pytest cannot run.
+
+    With `lines`, messages about races name source lines, which takes longer to compile.
+    """
     started = time.monotonic()
     failures: dict[Check, list[Failure]] = {}
     note = mutant.why_stale() or ""
     if note:
         return Result(mutant=mutant, verdict=Verdict.STALE, failures={}, note=note, seconds=0.0)
     try:
-        library = workshop.library(mutant.kernels, mutant, observed=mutant.observed)
+        library = workshop.library(mutant.kernels, mutant, observed=mutant.observed, lines=lines)
         failures = probe(library, mutant.kernels, observed=mutant.observed).by_check()
         workshop.discard(library)
     except BuildError as error:
@@ -103,7 +106,12 @@ def run_mutant(workshop: Workshop, mutant: Mutant) -> Result:
 
 
 def run_mutants(
-    mutants: Sequence[Mutant], folder: Path, jobs: int, done: Callable[[Result], None]
+    mutants: Sequence[Mutant],
+    folder: Path,
+    jobs: int,
+    done: Callable[[Result], None],
+    *,
+    lines: bool = False,
 ) -> list[Result]:
     """The results in the order of `mutants`; `done` hears of each as it comes. Raises BaselineError."""
     workshop = Workshop.open(folder)
@@ -112,7 +120,7 @@ def run_mutants(
         check_baselines(workshop, needed, jobs)
 
     def run(mutant: Mutant) -> Result:
-        result = run_mutant(workshop, mutant)
+        result = run_mutant(workshop, mutant, lines=lines)
         done(result)
         return result
 

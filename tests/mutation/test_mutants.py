@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.mutation.build import Workshop
 from tests.mutation.catalogue import MUTANTS
-from tests.mutation.model import Check, Kernels, Mutant
+from tests.mutation.model import HEADERS, Check, Kernels, Mutant
 from tests.mutation.probe import check_of
 from tests.mutation.suite import Verdict, run_baseline, run_mutant
 
@@ -79,6 +80,33 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 def test_is_caught(workshop: Workshop, mutant: Mutant) -> None:
     result = run_mutant(workshop, mutant)
     assert result.verdict is Verdict.CAUGHT, f"{mutant.defect}: {result.verdict.value} ({result.note})"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("addr2line") is None, reason="needs addr2line, of binutils")
+@pytest.mark.parametrize(
+    ("name", "accesses"),
+    [
+        (
+            "no_syncwarp_before_o_is_stored",
+            [("epilogue.cuh", "*>(&sO(tOcO(i, j))) ="), ("epilogue.cuh", "out_row) + col) =\n")],
+        ),
+        (
+            "no_barrier_before_v_ring2",
+            [("tile_copy.cuh", "cute::copy("), ("mainloop.cuh", "gemm<true, CopyAtom, CopyAtomT>(")],
+        ),
+    ],
+)
+def test_a_missing_barrier_is_reported_with_both_lines(
+    workshop: Workshop, name: str, accesses: list[tuple[str, str]]
+) -> None:
+    """Of plain accesses in an observed build, of cp.async and ldmatrix in one that is not."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    message = run_mutant(workshop, mutant, lines=True).failures[Check.RACES][0].message
+    for header, text in accesses:
+        lines = (HEADERS / "fmha_fwd" / header).read_text(encoding="utf-8").splitlines(keepends=True)
+        (number,) = (i for i, line in enumerate(lines, start=1) if text in line)
+        assert f"{header}:{number} < " in message, message
 
 
 @pytest.mark.slow

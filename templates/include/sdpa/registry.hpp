@@ -13,7 +13,7 @@ namespace sdpa {
 // A status with its reason. `message` is only set when something failed.
 struct Status {
   sdpa_status code = SDPA_OK;
-  char message[480];
+  char message[640];
 
   Status() { message[0] = '\0'; }  // the rest costs time in every launch
 

@@ -44,6 +44,14 @@ void check_no_race(int threads, const Body &body) {
   }
 }
 
+// Some builds add them to a message: see places_test.cpp.
+std::string without_chains(std::string message) {
+  for (size_t chain; (chain = message.find(" at @")) != std::string::npos;) {
+    message.erase(chain, message.find(',', chain) - chain);
+  }
+  return message;
+}
+
 }  // namespace
 
 SIMT_CASE(race_message_names_both_accesses) {
@@ -57,9 +65,11 @@ SIMT_CASE(race_message_names_both_accesses) {
     read_matrices(0);
   };
   const auto at = [&](int offset) { return " behind races_test.cpp:" + std::to_string(line + offset); };
-  CHECK_BROKEN_RULE(run_kernel(1, 32, 512, kernel),
-                    "data race at byte 80 of shared memory: ldmatrix reads for its warp, in thread 5" + at(6) +
-                        "; cp.async writes there, in thread 31" + at(4) + ", and no barrier orders the two");
+  const std::string message = run_kernel(1, 32, 512, kernel).message;
+  CHECK(without_chains(message) ==
+        "kernel test_kernel, block 0, warp 0, thread 30: data race at byte 80 of shared memory: ldmatrix reads for its "
+        "warp, in thread 5" + at(6) + "; cp.async writes there, in thread 31" + at(4) +
+        ", and no barrier orders the two");
 }
 
 SIMT_CASE(race_read_after_write_without_barrier) {
@@ -129,7 +139,7 @@ SIMT_CASE(race_write_after_read_without_barrier) {
     }
     cp_async_wait(0);
   };
-  CHECK_BROKEN_RULE(run_kernel(1, 64, 1024, kernel), "shared memory: cp.async writes, in thread");
+  CHECK_BROKEN_RULE(run_kernel(1, 64, 1024, kernel), "shared memory: cp.async writes");
   check_race(64, "cp.async writes", kernel);
 }
 

@@ -6,7 +6,6 @@
 // Compiled as plain C++ with the CUDA headers for their types; nothing of the CUDA runtime is called.
 #pragma once
 
-#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -145,12 +144,15 @@ struct Host {
   }
   static bool any(bool predicate) { return simt::any(predicate); }
 
-  static void fence_device() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-  static uint32_t increment(uint32_t *counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
+  static void fence_device() { simt::fence_device(); }
+  static uint32_t increment(uint32_t *counter) { return simt::increment(counter); }
   template <class T>
   static T load_device(T const *address) {
-    simt::check_alignment(address, sizeof(T));
-    return *address;
+    return simt::load_device(address);
+  }
+  template <class T>
+  static void store_device(T *address, T const &value) {
+    simt::store_device(address, value);
   }
 
   static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }

@@ -71,6 +71,11 @@ struct Sm80 {
   SDPA_DEVICE static T load_device(T const *address) {
     return __ldcg(address);
   }
+  // Writes what they will read; a fence and an arrival have to follow.
+  template <class T>
+  SDPA_DEVICE static void store_device(T *address, T const &value) {
+    *address = value;
+  }
 
   SDPA_DEVICE static void check_alignment(void const *, int) {}
 

@@ -86,11 +86,11 @@ struct SplitEpilogue {
       CUTE_UNROLL
       for (int t = 0; t < Merge::kTiles; ++t) {
         float4 const &unit = merged.out[i / 2 * Merge::kTiles + t];
-        *reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)) =
-            i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w);
+        Arch::store_device(reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)),
+                           i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w));
       }
       if (merged.group == 0 && merged.tid % 4 == 0)
-        *stats_of(params, part, row) = make_float2(merged.row_max[i], merged.row_sum[i]);
+        Arch::store_device(stats_of(params, part, row), make_float2(merged.row_max[i], merged.row_sum[i]));
     }
   }
 

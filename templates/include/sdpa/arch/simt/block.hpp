@@ -3,32 +3,35 @@
 // The lanes of a warp meet in collectives (collectives.hpp): each lane leaves its operands in the warp's slots and
 // stops; the last to arrive executes for all. A barrier is a collective too: the warp's lanes meet, then the warp as a
 // whole arrives at the barrier. Every rule that a kernel can break ends the block with a message naming kernel,
-// block, warp and thread; its fibers are dropped, and the Block is ready for another run.
+// block, warp and thread (block_errors.hpp); its fibers are dropped, and the Block is ready for another run.
 // Races on shared memory are such rules, found by shadow.hpp in every schedule. Not found: races on global memory, and
 // a thread that spins on memory for ever.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <vector>
 
+#include "sdpa/arch/simt/arrivals.hpp"
 #include "sdpa/arch/simt/bank_conflicts.hpp"
 #include "sdpa/arch/simt/cp_async.hpp"
 #include "sdpa/arch/simt/fiber.hpp"
+#include "sdpa/arch/simt/places.hpp"
 #include "sdpa/arch/simt/schedule.hpp"
 #include "sdpa/arch/simt/shadow.hpp"
 #include "sdpa/arch/simt/shared_memory.hpp"
 #include "sdpa/arch/simt/warp.hpp"
+#include "sdpa/registry.hpp"
 
 namespace sdpa::simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kNumBarriers = 16;
+constexpr size_t kMessageBytes = sizeof(Status::message);
 
 // A kernel with its arguments, ready to be run by every thread of a block.
 struct KernelCall {
@@ -63,18 +66,48 @@ class Block {
     if (std::strcmp(function, "sync_group") != 0) threads_[current_].site = sites_.number_of(file, line);
   }
 
-  // Accesses to shared memory, for the shadow: races end the block. `address` is in shared memory.
-  void observe_read(const void *address, size_t bytes, AccessKind kind, int thread) {
-    const Shadow::Race race = shadow_.read(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
-    if (race.found) fail_race(race, kind, thread);
+  // The number of the calls that led to the caller, or to the function whose frame is given; 0 where the build has none.
+  uint16_t calls_to_here() {
+    if constexpr (kHasCallChains) return calls_to_caller();
+    return 0;
   }
-  void observe_write(const void *address, size_t bytes, AccessKind kind, int thread) {
-    const Shadow::Race race = shadow_.write(shared_memory_.offset(address), bytes, kind, thread, threads_[thread].site);
-    if (race.found) fail_race(race, kind, thread);
+  uint16_t calls_to(const void *frame) {
+    const Fiber &fiber = threads_[size_t(current_)].fiber;
+    return call_chains_.number_of(frame, fiber.stack(), fiber.stack_bytes());
+  }
+
+  // Accesses to shared memory, for the shadow: races end the block. `address` is in shared memory, `chain` the calls
+  // that led to the access.
+  void observe_read(const void *address, size_t bytes, AccessKind kind, int thread, uint16_t chain) {
+    const Place place{threads_[size_t(thread)].site, chain};
+    const Shadow::Race race = shadow_.read(shared_memory_.offset(address), bytes, kind, thread, place);
+    if (race.found) fail_race(race, kind, thread, place);
+  }
+  void observe_write(const void *address, size_t bytes, AccessKind kind, int thread, uint16_t chain) {
+    const Place place{threads_[size_t(thread)].site, chain};
+    const Shadow::Race race = shadow_.write(shared_memory_.offset(address), bytes, kind, thread, place);
+    if (race.found) fail_race(race, kind, thread, place);
   }
   // A cp.async of the running thread was waited for.
   void observe_landing(const void *destination) {
     shadow_.complete(shared_memory_.offset(destination), CpAsyncQueue::kBytes, current_);
+  }
+  // The running thread hands something to other CTAs, or takes it: see arrivals.hpp.
+  void observe_device_store() {
+    const Place place{threads_[size_t(current_)].site, calls_to_here()};
+    if (!arrivals_.store(current_, place, shadow_)) {
+      fail("store_device: no barrier lies in between this store and the arrival of another thread");
+    }
+  }
+  void observe_device_fence() { arrivals_.fence(current_, shadow_); }
+  void observe_arrival() {
+    const int thread = arrivals_.arrive(current_, shadow_);
+    if (thread >= 0) fail_arrival(thread);
+  }
+  void observe_device_load() {
+    if (!arrivals_.may_load(current_, shadow_)) {
+      fail("load_device: reads what other blocks leave before the fence behind an arrival, and a barrier");
+    }
   }
   void sync_warp(const Warp &warp) { shadow_.sync_warp(first_thread(warp) / kWarpSize); }
 
@@ -118,7 +151,11 @@ class Block {
   [[noreturn]] void exit_thread();
   [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
   [[noreturn]] void fail_deadlock();
-  [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread);
+  [[noreturn]] void fail_arrival(int thread);
+  [[noreturn]] void fail_race(const Shadow::Race &race, AccessKind kind, int thread, Place place);
+  SDPA_SIMT_UNOBSERVED __attribute__((noinline)) uint16_t calls_to_caller() {
+    return calls_to(__builtin_frame_address(0));
+  }
 
   static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
 
@@ -133,12 +170,14 @@ class Block {
   Schedule schedule_;
   SharedMemory shared_memory_;
   Shadow shadow_;
+  Arrivals arrivals_;
   Sites sites_;
+  CallChains call_chains_;
   BankConflicts bank_conflicts_;
   std::vector<Thread> threads_;
   std::array<Barrier, kNumBarriers> barriers_;
   std::array<Warp, kMaxThreads / kWarpSize> warps_;
-  char error_[400];
+  char error_[kMessageBytes];
 };
 
 // The block that this OS thread runs, for the kernel's side of the engine.
@@ -174,6 +213,7 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
   schedule_.start(call.seed, index);
   shared_memory_.reset(call.smem_bytes);
   shadow_.reset(call.smem_bytes, num_warps_);
+  arrivals_.start(call.threads);
   sites_.clear();
   bank_conflicts_.start(shared_memory_.data(), num_warps_);
   barriers_.fill({});
@@ -346,64 +386,6 @@ inline void Block::resume(int thread, bool current_is_done) {
   switch_fiber(from, threads_[size_t(thread)].fiber, current_is_done);
 }
 
-inline void Block::fail(const char *format, ...) {
-  const int length =
-      std::snprintf(error_, sizeof(error_), "kernel %s, block %lld, warp %d, thread %d: ", call_->name,
-                    static_cast<long long>(index_), current_ / kWarpSize, current_);
-  if (length > 0 && size_t(length) < sizeof(error_)) {
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(error_ + length, sizeof(error_) - size_t(length), format, arguments);
-    va_end(arguments);
-  }
-  failed_ = true;
-  switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
-  __builtin_unreachable();
-}
-
-inline void Block::fail_divergence(const Collective &collective, int barrier, int barrier_threads) {
-  const auto describe = [](char (&text)[48], const Collective &what, int id, int threads) {
-    if (&what != &kBarrier) {
-      std::snprintf(text, sizeof(text), "%s", what.name);
-    } else if (id == 0) {
-      std::snprintf(text, sizeof(text), "syncthreads");
-    } else {
-      std::snprintf(text, sizeof(text), "sync_group(%d, %d)", id, threads);
-    }
-  };
-  const Warp &warp = this->warp();
-  char here[48], there[48];
-  describe(here, collective, barrier, barrier_threads);
-  describe(there, *warp.collective, warp.barrier, warp.barrier_threads);
-  fail("the warp diverged: this lane reached %s while lanes 0x%08x wait in %s", here, warp.arrived, there);
-}
-
-inline void Block::fail_race(const Shadow::Race &race, AccessKind kind, int thread) {
-  char here[80], there[80];
-  sites_.describe(threads_[size_t(thread)].site, here);
-  if (race.is_unwritten) {
-    fail("data race at byte %zu of shared memory: %s, in thread %d behind %s, what nobody wrote", race.offset,
-         verb(kind), thread, here);
-  }
-  sites_.describe(race.earlier.site, there);
-  fail("data race at byte %zu of shared memory: %s, in thread %d behind %s; %s there, in thread %d behind %s, %s",
-       race.offset, verb(kind), thread, here, verb(race.earlier.kind), race.earlier.thread, there,
-       race.earlier.is_pending ? "and no wait has covered it" : "and no barrier orders the two");
-}
-
-inline void Block::fail_deadlock() {
-  char waits[240] = {};
-  size_t length = 0;
-  for (int id = 0; id < kNumBarriers && length < sizeof(waits); ++id) {
-    const Barrier &barrier = barriers_[size_t(id)];
-    if (barrier.num_warps == 0) continue;
-    const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
-    const int written = std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d",
-                                      length == 0 ? "" : ", ", barrier.num_warps, needed,
-                                      id == 0 ? "syncthreads, barrier" : "barrier", id);
-    length += size_t(std::max(written, 0));
-  }
-  fail("deadlock: no thread can go on: %s", waits);
-}
-
 }  // namespace sdpa::simt
+
+#include "sdpa/arch/simt/block_errors.hpp"

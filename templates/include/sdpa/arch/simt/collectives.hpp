@@ -5,6 +5,7 @@
 // want all lanes that have not exited, and a shuffle must not read from one that has.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -25,7 +26,8 @@ template <bool kTranspose>
 SDPA_SIMT_UNOBSERVED inline void execute_ldmatrix(Block &block, Warp &warp) {
   block.bank_conflicts().add_ldmatrix(warp.slots.ldmatrix_row);
   for (int lane = 0; lane < kWarpSize; ++lane) {
-    block.observe_read(warp.slots.ldmatrix_row[lane], 16, AccessKind::kLdmatrix, block.first_thread(warp) + lane);
+    block.observe_read(warp.slots.ldmatrix_row[lane], 16, AccessKind::kLdmatrix, block.first_thread(warp) + lane,
+                       warp.slots.ldmatrix_calls[lane]);
   }
   for (int matrix = 0; matrix < 4; ++matrix) {
     uint16_t elements[8][8];
@@ -131,6 +133,7 @@ inline void ldmatrix(uint32_t (&d)[4], const void *row) {
   const int lane = block.lane();
   WarpSlots &slots = block.warp().slots;
   slots.ldmatrix_row[lane] = row;
+  slots.ldmatrix_calls[lane] = block.calls_to_here();
   block.meet(detail::kLdmatrix<kTranspose>);
   std::memcpy(d, slots.ldmatrix_result[lane], sizeof(d));
 }
@@ -165,6 +168,31 @@ inline void check_alignment(const void *address, int bytes) {
   }
 }
 
+// What blocks hand to each other, in the order that arrivals.hpp checks. increment gives the value before.
+template <class T>
+inline void store_device(T *address, const T &value) {
+  check_alignment(address, sizeof(T));
+  current_block->observe_device_store();
+  *address = value;
+}
+
+inline void fence_device() {
+  current_block->observe_device_fence();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline uint32_t increment(uint32_t *counter) {
+  current_block->observe_arrival();
+  return __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
+}
+
+template <class T>
+inline T load_device(const T *address) {
+  check_alignment(address, sizeof(T));
+  current_block->observe_device_load();
+  return *address;
+}
+
 // 16 bytes from global to shared memory; zeros, and no read, without `load`.
 inline void cp_async(void *destination, const void *source, bool load) {
   Block &block = *current_block;
@@ -172,7 +200,8 @@ inline void cp_async(void *destination, const void *source, bool load) {
   if (load && reinterpret_cast<uintptr_t>(source) % CpAsyncQueue::kBytes != 0) {
     block.fail("cp.async: source %p is not 16-byte aligned", source);
   }
-  block.observe_write(destination, CpAsyncQueue::kBytes, AccessKind::kCpAsync, block.thread_idx());
+  block.observe_write(destination, CpAsyncQueue::kBytes, AccessKind::kCpAsync, block.thread_idx(),
+                      block.calls_to_here());
   block.bank_conflicts().add_cp_async(block.thread_idx(), destination);
   block.copies().issue(destination, source, load);
 }

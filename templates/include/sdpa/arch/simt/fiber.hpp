@@ -145,6 +145,10 @@ class Fiber {
 #endif
   }
 
+  // Its lowest usable byte, and how many there are; null for an OS thread's own.
+  const char *stack() const { return stack_; }
+  size_t stack_bytes() const { return stack_bytes_; }
+
   friend void switch_fiber(Fiber &from, Fiber &to, bool from_is_done);
 
  private:

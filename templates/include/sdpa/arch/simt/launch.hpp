@@ -123,7 +123,7 @@ class Grid {
   std::atomic<int64_t> failed_block_;  // num_blocks_: none
   std::mutex mutex_;
   BankCounts counts_;
-  char error_[400] = {};
+  char error_[kMessageBytes] = {};
 };
 
 inline int num_workers(int64_t num_blocks, int threads_per_block) {

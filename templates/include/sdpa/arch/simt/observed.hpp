@@ -15,15 +15,17 @@
 
 namespace sdpa::simt {
 
-SDPA_SIMT_UNOBSERVED __attribute__((noinline)) inline void observe(const void *address, size_t bytes, bool is_write) {
+SDPA_SIMT_UNOBSERVED __attribute__((noinline)) inline void observe(const void *address, size_t bytes, bool is_write,
+                                                                   const void *frame) {
   if (is_observing || current_block == nullptr) return;
   is_observing = true;
   Block &block = *current_block;
   if (block.shared_memory().contains(address, bytes)) {
+    const uint16_t chain = kHasCallChains ? block.calls_to(frame) : 0;
     if (is_write) {
-      block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx());
+      block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx(), chain);
     } else {
-      block.observe_read(address, bytes, AccessKind::kLoad, block.thread_idx());
+      block.observe_read(address, bytes, AccessKind::kLoad, block.thread_idx(), chain);
     }
   }
   is_observing = false;
@@ -32,11 +34,13 @@ SDPA_SIMT_UNOBSERVED __attribute__((noinline)) inline void observe(const void *a
 }  // namespace sdpa::simt
 
 #define SDPA_SIMT_HOOK extern "C" __attribute__((weak, visibility("hidden"), no_sanitize_thread))
-#define SDPA_SIMT_HOOKS(bytes)                                                                              \
-  SDPA_SIMT_HOOK void __tsan_read##bytes(void *address) { sdpa::simt::observe(address, bytes, false); }     \
-  SDPA_SIMT_HOOK void __tsan_write##bytes(void *address) { sdpa::simt::observe(address, bytes, true); }     \
-  SDPA_SIMT_HOOK void __tsan_unaligned_read##bytes(void *address) { sdpa::simt::observe(address, bytes, false); } \
-  SDPA_SIMT_HOOK void __tsan_unaligned_write##bytes(void *address) { sdpa::simt::observe(address, bytes, true); }
+// The frame of the hook itself: its caller makes the access.
+#define SDPA_SIMT_OBSERVE(bytes, is_write) sdpa::simt::observe(address, bytes, is_write, __builtin_frame_address(0))
+#define SDPA_SIMT_HOOKS(bytes)                                                                         \
+  SDPA_SIMT_HOOK void __tsan_read##bytes(void *address) { SDPA_SIMT_OBSERVE(bytes, false); }           \
+  SDPA_SIMT_HOOK void __tsan_write##bytes(void *address) { SDPA_SIMT_OBSERVE(bytes, true); }           \
+  SDPA_SIMT_HOOK void __tsan_unaligned_read##bytes(void *address) { SDPA_SIMT_OBSERVE(bytes, false); } \
+  SDPA_SIMT_HOOK void __tsan_unaligned_write##bytes(void *address) { SDPA_SIMT_OBSERVE(bytes, true); }
 
 SDPA_SIMT_HOOKS(1)
 SDPA_SIMT_HOOKS(2)
@@ -48,8 +52,8 @@ SDPA_SIMT_HOOK void __tsan_func_entry(void *) {}
 SDPA_SIMT_HOOK void __tsan_func_exit() {}
 SDPA_SIMT_HOOK void __tsan_vptr_update(void **, void *) {}
 SDPA_SIMT_HOOK void __tsan_vptr_read(void **) {}
-SDPA_SIMT_HOOK void __tsan_read_range(void *address, size_t bytes) { sdpa::simt::observe(address, bytes, false); }
-SDPA_SIMT_HOOK void __tsan_write_range(void *address, size_t bytes) { sdpa::simt::observe(address, bytes, true); }
+SDPA_SIMT_HOOK void __tsan_read_range(void *address, size_t bytes) { SDPA_SIMT_OBSERVE(bytes, false); }
+SDPA_SIMT_HOOK void __tsan_write_range(void *address, size_t bytes) { SDPA_SIMT_OBSERVE(bytes, true); }
 
 // Atomic operations are themselves; the engine and kernels use them on global memory only.
 #define SDPA_SIMT_ATOMICS(bits, type)                                                                     \

@@ -17,23 +17,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <vector>
 
-namespace sdpa::simt {
+#include "sdpa/arch/simt/places.hpp"
 
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kIsObserved = true;
-// For functions of the engine that touch shared memory on behalf of an instruction.
-#define SDPA_SIMT_UNOBSERVED __attribute__((no_sanitize_thread))
-// Looked at in every access: without a call.
-#define SDPA_SIMT_THREAD_LOCAL __attribute__((tls_model("initial-exec"))) inline thread_local
-#else
-inline constexpr bool kIsObserved = false;
-#define SDPA_SIMT_UNOBSERVED
-#define SDPA_SIMT_THREAD_LOCAL inline thread_local
-#endif
+namespace sdpa::simt {
 
 enum class AccessKind : uint8_t { kNone, kLoad, kStore, kLdmatrix, kCpAsync };
 
@@ -47,42 +35,10 @@ struct Access {
   AccessKind kind = AccessKind::kNone;
   bool is_pending = false;  // a cp.async that no wait has covered yet
   bool is_by_warp = false;  // several lanes, or a collective
-  uint8_t site = 0;         // see Sites
+  uint8_t site = 0;         // the last call into the machine that the thread made before
+  uint16_t chain = 0;       // the calls that led here
   uint16_t thread = 0;
   uint32_t epoch = 0;  // of the thread's warp, from 1 on; of the wait, for a cp.async
-};
-
-// Places in the kernel's source, numbered as they are met: for an access, the last call into the machine that its
-// thread made before.
-class Sites {
- public:
-  void clear() { count_ = 1; }
-
-  uint8_t number_of(const char *file, int line) {
-    for (size_t i = 1; i < count_; ++i) {
-      if (sites_[i].line == line && sites_[i].file == file) return uint8_t(i);
-    }
-    if (count_ == sites_.size()) return 0;
-    sites_[count_] = {file, line};
-    return uint8_t(count_++);
-  }
-
-  // file:line
-  template <size_t kSize>
-  void describe(uint8_t number, char (&text)[kSize]) const {
-    const Site &site = sites_[number];
-    const char *const slash = std::strrchr(site.file, '/');
-    std::snprintf(text, kSize, number == 0 ? "%s" : "%s:%d", slash ? slash + 1 : site.file, site.line);
-  }
-
- private:
-  struct Site {
-    const char *file;
-    int line;
-  };
-
-  std::array<Site, 256> sites_ = {{{"the kernel's start", 0}}};
-  size_t count_ = 1;
 };
 
 class Shadow {
@@ -123,8 +79,15 @@ class Shadow {
     for_each_bit(warps, [&](size_t w) { known_[w] = joined; });
   }
 
+  uint32_t epoch(int thread) const { return epochs_[size_t(thread) / 32]; }
+
+  // Whether what `earlier` did in this epoch of its warp lies before what `thread` does now.
+  bool is_before(int earlier, uint32_t epoch, int thread) const {
+    return earlier == thread || epoch <= known_[size_t(thread) / 32][size_t(earlier) / 32];
+  }
+
   // `bytes` at `offset`, all of them inside.
-  Race read(size_t offset, size_t bytes, AccessKind kind, int thread, uint8_t site) {
+  Race read(size_t offset, size_t bytes, AccessKind kind, int thread, Place place) {
     const size_t warp = size_t(thread) / 32;
     const bool is_by_warp = kind == AccessKind::kLdmatrix;
     for (size_t grain = offset / kGrainBytes; grain * kGrainBytes < offset + bytes; ++grain) {
@@ -136,12 +99,12 @@ class Shadow {
       }
       Access &read = reads_[grain * num_warps_ + warp];
       const bool is_shared = read.epoch == epochs_[warp] && (read.is_by_warp || read.thread != thread);
-      read = {kind, false, is_by_warp || is_shared, site, uint16_t(thread), epochs_[warp]};
+      read = {kind, false, is_by_warp || is_shared, place.site, place.chain, uint16_t(thread), epochs_[warp]};
     }
     return {};
   }
 
-  Race write(size_t offset, size_t bytes, AccessKind kind, int thread, uint8_t site) {
+  Race write(size_t offset, size_t bytes, AccessKind kind, int thread, Place place) {
     const size_t warp = size_t(thread) / 32;
     for (size_t grain = offset / kGrainBytes; grain * kGrainBytes < offset + bytes; ++grain) {
       Access &write = writes_[grain];
@@ -153,7 +116,7 @@ class Shadow {
         if (!is_ordered(read, warp, thread, false)) return {true, false, grain * kGrainBytes, read};
         read.kind = AccessKind::kNone;
       }
-      write = {kind, kind == AccessKind::kCpAsync, false, site, uint16_t(thread), epochs_[warp]};
+      write = {kind, kind == AccessKind::kCpAsync, false, place.site, place.chain, uint16_t(thread), epochs_[warp]};
     }
     return {};
   }

@@ -28,6 +28,7 @@ struct Collective {
 struct WarpSlots {
   MmaTiles mma;
   const void *ldmatrix_row[kWarpSize];
+  uint16_t ldmatrix_calls[kWarpSize];  // that led to it: Block::calls_to_here
   uint32_t ldmatrix_result[kWarpSize][4];
   uint32_t shuffle_value[kWarpSize];
   int shuffle_source[kWarpSize];

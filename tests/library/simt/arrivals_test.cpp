@@ -1,0 +1,126 @@
+// Results that blocks hand to each other: each missing barrier or fence is found in every schedule, and nothing else is.
+#include "harness.hpp"
+
+using namespace sdpa::simt;
+using namespace simt_test;
+
+namespace {
+
+constexpr int kThreads = 64;
+constexpr int kBlocks = 3;
+
+struct Room {
+  int results[kBlocks][kThreads] = {};
+  uint32_t arrivals = 0;
+  int sum[kThreads] = {};
+};
+
+// Each thread leaves a result; the last block adds up all of them. What is in `steps` is done.
+struct Steps {
+  bool barrier = true;         // behind the stores
+  bool fence = true;           // of the thread that arrives, before it does
+  bool fence_of_each = false;  // of every thread, behind its stores
+  bool fence_behind = true;    // the arrival
+  bool barrier_behind = true;  // the arrival
+};
+
+sdpa::Status run(const Steps &steps, Room &room) {
+  return run_kernel(kBlocks, kThreads, 16, [&] {
+    const int tid = thread_idx();
+    store_device(&room.results[block_idx()][tid], 1 + block_idx());
+    if (steps.fence_of_each) fence_device();
+    if (steps.barrier) syncthreads();
+    bool last = false;
+    if (tid == 0) {
+      if (steps.fence) fence_device();
+      last = increment(&room.arrivals) == kBlocks - 1;
+      if (steps.fence_behind) fence_device();
+    }
+    if (steps.barrier_behind) {
+      last = syncthreads_or(last);
+    } else if (tid != 0) {
+      last = room.arrivals == kBlocks;
+    }
+    if (last) {
+      for (const auto &results : room.results) room.sum[tid] += load_device(&results[tid]);
+    }
+  });
+}
+
+void check_sums(const Steps &steps) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    for (int num_threads : {1, 3}) {
+      const Configured configured(seed, num_threads);
+      Room room;
+      CHECK_OK(run(steps, room));
+      for (const int sum : room.sum) CHECK(sum == 6);
+    }
+  }
+}
+
+void check_broken(const Steps &steps, const char *text) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    Room room;
+    CHECK_BROKEN_RULE(run(steps, room), text);
+  }
+}
+
+}  // namespace
+
+SIMT_CASE(arrivals_behind_a_barrier_and_a_fence) {
+  check_sums({});
+  Steps steps;
+  steps.fence = false;
+  steps.fence_of_each = true;
+  check_sums(steps);
+}
+
+SIMT_CASE(arrival_without_a_barrier) {
+  Steps steps;
+  steps.barrier = false;
+  check_broken(steps, "no barrier lies in between");
+  steps.fence_of_each = true;
+  check_broken(steps, "no barrier lies in between");
+}
+
+SIMT_CASE(arrival_without_a_fence) {
+  Steps steps;
+  steps.fence = false;
+  check_broken(steps, "no fence lies in between");
+}
+
+SIMT_CASE(loads_without_a_fence_behind_the_arrival) {
+  Steps steps;
+  steps.fence_behind = false;
+  check_broken(steps, "load_device: reads what other blocks leave");
+}
+
+SIMT_CASE(loads_without_a_barrier_behind_the_arrival) {
+  Steps steps;
+  steps.barrier_behind = false;
+  check_broken(steps, "load_device: reads what other blocks leave");
+}
+
+// A barrier of some warps orders nothing for the others; a fence before a store does not cover it.
+SIMT_CASE(arrival_behind_too_little) {
+  static uint32_t arrivals;
+  static int results[kThreads];
+  const Configured configured(0);
+  CHECK_BROKEN_RULE(run_kernel(1, kThreads, 16,
+                               [] {
+                                 store_device(&results[thread_idx()], 1);
+                                 fence_device();
+                                 syncwarp();
+                                 if (thread_idx() == 63) increment(&arrivals);
+                               }),
+                    "of thread 0 behind the kernel's start: no barrier lies in between");
+  CHECK_BROKEN_RULE(run_kernel(1, kThreads, 16,
+                               [] {
+                                 fence_device();
+                                 if (thread_idx() == 40) store_device(&results[thread_idx()], 1);
+                                 syncthreads();
+                                 if (thread_idx() == 0) increment(&arrivals);
+                               }),
+                    "of thread 40 behind the kernel's start: no fence lies in between");
+}

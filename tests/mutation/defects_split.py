@@ -1,0 +1,236 @@
+"""Defects of split kernels: which keys a CTA has, how the CTAs of a tile meet, how the last one merges.
+
+CTAs of a tile may run one after the other here, so a missing fence or barrier where they meet changes no
+result: the engine's rules for that meeting (arch/simt/arrivals.hpp) have to find it, in any order of CTAs.
+"""
+
+from __future__ import annotations
+
+from tests.mutation.model import Check, Kernels, Mutant
+
+_SPLIT = "fmha_fwd/split.cuh"
+_KERNEL = "fmha_fwd/kernel.cuh"
+_ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
+_ROWS = "cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);"
+
+
+def _split(name: str, old: str, new: str, defect: str, by: Check, *, header: str = _SPLIT) -> Mutant:
+    return Mutant(
+        name=f"split_{name}", header=header, old=old, new=new, defect=defect, kernels=Kernels.SPLIT, by=by
+    )
+
+
+SPLITS: tuple[Mutant, ...] = (
+    # ---- which keys ----
+    _split(
+        "begins_a_block_late",
+        "s.first_block = index * share;",
+        "s.first_block = index * share + (index > 0 ? 1 : 0);",
+        "the keys of a split begin one block late",
+        Check.NUMERICS,
+    ),
+    _split(
+        "ends_a_block_late",
+        "sequence.seqlen_k - first_key, num_blocks * Traits::kBlockN);",
+        "sequence.seqlen_k - first_key, (num_blocks + 1) * Traits::kBlockN);",
+        "the first key block of the next split counts twice",
+        Check.NUMERICS,
+    ),
+    _split(
+        "causal_offset_not_shifted",
+        "    sequence.causal_offset -= first_key;\n",
+        "",
+        "the diagonal of every split is that of the first",
+        Check.NUMERICS,
+    ),
+    _split(
+        "reads_the_first_keys",
+        "    sequence.first_row_k += first_key;\n",
+        "",
+        "every split reads the keys of the first",
+        Check.NUMERICS,
+    ),
+    _split(
+        "empty_ones_take_part",
+        "    if (split.index >= split.num_active) return;\n",
+        "",
+        "splits without keys leave a result and arrive",
+        Check.NUMERICS,
+        header=_KERNEL,
+    ),
+    _split(
+        "empty_tile_is_not_stored",
+        "if (split_index == 0) Epilogue<Traits>::store_empty",
+        "if (split_index == 1) Epilogue<Traits>::store_empty",
+        "rows without keys are stored by a split that need not exist",
+        Check.OUTSIDE,
+        header=_KERNEL,
+    ),
+    # ---- where the CTAs of a tile meet ----
+    _split(
+        "no_fence_before_arriving",
+        "      Arch::fence_device();\n      " + _ARRIVES,
+        "      " + _ARRIVES,
+        "the count may be seen before the part that it stands for",
+        Check.RULES,
+    ),
+    _split(
+        "no_barrier_before_arriving",
+        "Arch::syncthreads();  // the CTA has written its part\n",
+        "\n",
+        "a CTA counts itself in while its other threads still write its part",
+        Check.RULES,
+    ),
+    _split(
+        "no_fence_behind_the_last_arrival",
+        "      if (last) *arrivals = 0;\n      Arch::fence_device();\n",
+        "      if (last) *arrivals = 0;\n",
+        "the last CTA may read parts from before the others' arrivals",
+        Check.RULES,
+    ),
+    _split(
+        "no_barrier_behind_the_last_arrival",
+        "return Arch::syncthreads_or(last);",
+        "return Arch::any(last);",
+        "the warps of the last CTA do not hear that it is the last",
+        Check.RULES,
+    ),
+    _split(
+        "count_is_not_reset",
+        "      if (last) *arrivals = 0;\n",
+        "",
+        "the next launch begins with the count of this one",
+        Check.IDENTITIES,
+    ),
+    _split(
+        "last_but_one_merges",
+        _ARRIVES,
+        _ARRIVES.replace("num_active - 1", "num_active - 2"),
+        "the CTA that arrives last but one merges",
+        Check.NUMERICS,
+    ),
+    _split(
+        "waits_for_empty_splits",
+        "is_last(params.arrivals + tile_index, split.num_active)",
+        "is_last(params.arrivals + tile_index, params.num_splits)",
+        "the last CTA waits for splits without keys, which never arrive",
+        Check.IDENTITIES,
+    ),
+    _split(
+        "tiles_share_a_count",
+        "is_last(params.arrivals + tile_index, split.num_active)",
+        "is_last(params.arrivals + tile_index / 2, split.num_active)",
+        "two tiles count on one counter",
+        Check.IDENTITIES,
+    ),
+    # ---- what they leave ----
+    _split(
+        "part_of_another_split",
+        "store_part(params, first_part + split.index,",
+        "store_part(params, first_part + split.index / 2 * 2,",
+        "two splits leave their results in one place",
+        Check.NUMERICS,
+    ),
+    _split(
+        "part_of_another_tile",
+        "int64_t{tile_index} * params.num_splits;",
+        "int64_t{tile_index / 2} * params.num_splits;",
+        "two tiles leave their results in one place",
+        Check.NUMERICS,
+    ),
+    _split(
+        "rows_of_parts_overlap",
+        "(part * kBlockM + row) * kHeadDim;",
+        "(part * kBlockM + row) * (kHeadDim - 4);",
+        "the last columns of a row lie where the next one begins",
+        Check.NUMERICS,
+    ),
+    _split(
+        "parts_in_32_bits",
+        "int64_t const first_part = int64_t{tile_index} * params.num_splits;",
+        "int64_t const first_part = static_cast<int8_t>(tile_index * params.num_splits);",
+        "the offset of a part overflows",
+        Check.GUARD_PAGES,
+    ),
+    # ---- the merge ----
+    _split(
+        "no_weights",
+        "float const weight = Arch::exp2(stat[i].x - max);",
+        "float const weight = 1.f;",
+        "parts are added as if their references were one",
+        Check.NUMERICS,
+    ),
+    _split(
+        "row_max_of_one_ignored",
+        "for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);",
+        "for (int i = 1; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);",
+        "the reference of the first split does not count: its weight overflows",
+        Check.NUMERICS,
+    ),
+    _split(
+        "sums_not_weighted",
+        "sum += weight * stat[i].y;",
+        "sum += stat[i].y;",
+        "row sums are added as if their references were one",
+        Check.NUMERICS,
+    ),
+    _split(
+        "batches_not_rescaled",
+        "        sum *= scale;\n",
+        "",
+        "more than eight splits: row sums of a batch are not brought to the next one's reference",
+        Check.NUMERICS,
+    ),
+    _split(
+        "statistics_of_neighbouring_rows",
+        "Arch::load_device(stats + s * kBlockM);",
+        "Arch::load_device(stats + s);",
+        "the statistics of another row stand for those of another split",
+        Check.NUMERICS,
+    ),
+    _split(
+        "order_of_arrival_decides",
+        "          int const s = first + i;\n",
+        "          int s = first + i;\n"
+        "          if (s < num_active) s = (s + Arch::block_idx()) % num_active;\n",
+        "parts are added from that of the last CTA on: its last bits depend on who was last",
+        Check.IDENTITIES,
+    ),
+    # ---- what is stored ----
+    _split(
+        "one_row_too_many",
+        _ROWS,
+        _ROWS.replace("tile.m_block * kBlockM)", "tile.m_block * kBlockM + 1)"),
+        "a row behind the last one is stored",
+        Check.OUTSIDE,
+    ),
+    _split(
+        "rows_beyond_a_length",
+        "      if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
+        "",
+        "rows beyond a sequence's length are not 0 and -inf",
+        Check.NUMERICS,
+    ),
+    _split(
+        "columns_beyond_head_dim",
+        "      if (col < Traits::head_dim_v(params))\n        *reinterpret_cast<uint2 *>",
+        "      *reinterpret_cast<uint2 *>",
+        "a smaller head_dim: columns behind a row are written",
+        Check.OUTSIDE,
+    ),
+    _split(
+        "lse_of_the_first_tile",
+        "*Base::lse_at(params, tile, sequence, out_row) =",
+        "*Base::lse_at(params, tile, sequence, row) =",
+        "softmax_lse of every tile of a head goes to the rows of the first",
+        Check.OUTSIDE,
+    ),
+    _split(
+        "lse_of_the_wrong_row",
+        "return lse + head * params.lse_head_stride + position;",
+        "return lse + (params.heads_per_kv.divisor - 1 - head) * params.lse_head_stride + position;",
+        "softmax_lse of the heads of a key head is stored in reverse",
+        Check.LSE,
+        header="fmha_fwd/epilogue.cuh",
+    ),
+)
