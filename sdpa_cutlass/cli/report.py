@@ -14,6 +14,7 @@ document is typed by hand. A block without files says that there are no results 
 
     summary  masks_summary  naive_line                 short, for a first screen
     tables  masks  decode  wall  naive                 every problem of every file
+    goals                                              what the project wants, beside what each file says
     agreement                                          files of the same problems, against each other
     plot  plot_speedup  plot_roofline                  pictures, of the first file
 """
@@ -39,6 +40,7 @@ from sdpa_cutlass.cli import (
     agreement,
     bench_plots,
     decode_tables,
+    goal_tables,
     mask_tables,
     naive_tables,
     plots,
@@ -257,6 +259,12 @@ def _naive(sources: Sequence[Source], files: Sequence[str], *, with_table: bool)
     return "\n\n".join([*parts, _origin(files)])
 
 
+def _goals(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """Every goal, a column for each file."""
+    lines = goal_tables.table({source.path.stem: source.results for source in sources})
+    return "\n\n".join(["\n".join(lines), _origin(files)])
+
+
 def _agreement(sources: Sequence[Source], files: Sequence[str]) -> str:
     """Every pair of files with problems in common."""
     lines = agreement.sections({source.path.stem: source.results for source in sources})
@@ -320,6 +328,7 @@ SECTIONS = {
     "wall": Section(_wall, _is_of(wall_tables.SUITE)),
     "naive": Section(functools.partial(_naive, with_table=True), _is_compared_with_naive, needs=NAIVE),
     "naive_line": Section(functools.partial(_naive, with_table=False), _is_compared_with_naive, needs=NAIVE),
+    "goals": Section(_goals, lambda row: True),
     "agreement": Section(_agreement, lambda row: row.ok, least=2),
 }
 

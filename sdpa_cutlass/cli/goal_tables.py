@@ -1,0 +1,226 @@
+"""The project's goals for speed on an H200 beside what result files say: one line a goal, one column a file.
+
+A goal that holds for many problems shows the worst of them. `x` is a peer's time over fused's, as everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sdpa_cutlass.cli import decode_tables, mask_tables, wall_tables
+from sdpa_cutlass.cli.cells import MISSING, number, overhead, ratio
+from sdpa_cutlass.cli.results import Results
+from sdpa_cutlass.cli.summary import Comparison, compare
+
+HEAD_DIMS = (64, 80, 96, 128)
+Measure = Callable[[Sequence[Comparison], Mapping[str, Any]], "Reached | None"]
+Choice = Callable[[Comparison], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What was measured, as text, and whether it is enough."""
+
+    value: str
+    is_met: bool
+
+    @property
+    def cell(self) -> str:
+        return f"{self.value}: {'met' if self.is_met else '**not met**'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """One line: `reached` is None where a file did not measure it."""
+
+    what: str
+    wanted: str
+    reached: Measure
+
+
+def table(files: Mapping[str, Results]) -> list[str]:
+    """The lines of the table, for {name: results}."""
+    headers = ("what", "goal", *files)
+    lines = ["| " + " | ".join(headers) + " |", "|---|---|" + "---|" * len(files)]
+    found = {name: (compare(results.rows), results.env) for name, results in files.items()}
+    for goal in GOALS:
+        reached = [goal.reached(comparisons, env) for comparisons, env in found.values()]
+        cells = [MISSING if one is None else one.cell for one in reached]
+        lines.append("| " + " | ".join([goal.what, goal.wanted, *cells]) + " |")
+    return lines
+
+
+# ---- which problems ----
+
+
+def _mission(*, causal: bool) -> Choice:
+    return lambda one: one.problem.suite == "mission" and one.problem.causal == causal
+
+
+def _small(one: Comparison) -> bool:
+    return one.problem.suite == "small"
+
+
+def _small_and_short(one: Comparison) -> bool:
+    return _small(one) and one.problem.seqlen_q <= 256
+
+
+def _long(one: Comparison) -> bool:
+    row = one.problem
+    return row.suite == "long" and row.seqlen_q >= 1024 and row.head_dim in HEAD_DIMS
+
+
+def _long_of(head_dim: int) -> Choice:
+    return lambda one: _long(one) and one.problem.head_dim == head_dim
+
+
+def _plain(one: Comparison) -> bool:
+    return one.problem.suite in ("mission", "small", "long")
+
+
+def _masked(*kinds: str, head_dims: Sequence[int] = HEAD_DIMS) -> Choice:
+    def is_one(one: Comparison) -> bool:
+        row = one.problem
+        is_long = row.seqlen_k >= mask_tables.LONG and row.head_dim in head_dims
+        return row.suite == "masks" and is_long and mask_tables.kind_of(row) in kinds
+
+    return is_one
+
+
+def _decode(one: Comparison) -> bool:
+    return one.problem.suite == decode_tables.SUITE and one.problem.seqlen_k >= 4096
+
+
+# ---- what is measured ----
+
+
+def _time(choice: Choice, below: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        times = [time for one in comparisons if choice(one) and (time := one.time_us("fused")) is not None]
+        return Reached(f"{number(max(times))} µs", max(times) < below) if times else None
+
+    return reached
+
+
+def _wall(call: str, at_most: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        rows = [one.row(call) for one in comparisons if one.problem.suite == wall_tables.SUITE]
+        times = [row.wall_us for row in rows if row is not None and row.wall_us is not None]
+        return Reached(f"{number(max(times))} µs", max(times) <= at_most) if times else None
+
+    return reached
+
+
+def _speedups(
+    comparisons: Sequence[Comparison], choice: Choice, peer: str | None
+) -> list[tuple[float, Comparison]]:
+    """Over `peer`, or over the fastest torch backend where it is None."""
+    return [
+        (speedup, one)
+        for one in comparisons
+        if choice(one) and (speedup := one.speedup(peer or one.best_torch)) is not None
+    ]
+
+
+def _least(choice: Choice, peer: str | None, bound: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        found = _speedups(comparisons, choice, peer)
+        if not found:
+            return None
+        least, where = min(found, key=lambda pair: pair[0])
+        enough = sum(speedup >= bound for speedup, _ in found)
+        return Reached(f"{enough} of {len(found)}, least {ratio(least)} ({where.label})", least >= bound)
+
+    return reached
+
+
+def _mean(choice: Choice, peer: str, bound: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        found = [speedup for speedup, _ in _speedups(comparisons, choice, peer)]
+        if not found:
+            return None
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        return Reached(ratio(mean), mean >= bound)
+
+    return reached
+
+
+def _highest(peer: str, bound: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        found = _speedups(comparisons, lambda one: True, peer)
+        if not found:
+            return None
+        highest, where = max(found, key=lambda pair: pair[0])
+        return Reached(f"{ratio(highest)} ({where.label})", highest >= bound)
+
+    return reached
+
+
+def _cost(choice: Choice, at_most: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        found = [
+            (cost, one)
+            for one in comparisons
+            if choice(one) and (cost := mask_tables.slowdown(one)) is not None
+        ]
+        if not found:
+            return None
+        worst, where = max(found, key=lambda pair: pair[0])
+        enough = sum(cost <= 1 + at_most for cost, _ in found)
+        value = f"{enough} of {len(found)}, at most {overhead(worst)} ({where.label})"
+        return Reached(value, worst <= 1 + at_most)
+
+    return reached
+
+
+def _bandwidth(choice: Choice, at_least: float) -> Measure:
+    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
+        found = [
+            (share, one)
+            for one in comparisons
+            if choice(one) and (share := decode_tables.share_of_copy(one, env)) is not None
+        ]
+        if not found:
+            return None
+        least, where = min(found, key=lambda pair: pair[0])
+        enough = sum(share >= at_least for share, _ in found)
+        value = f"{enough} of {len(found)}, least {decode_tables.percent(least)} ({where.label})"
+        return Reached(value, least >= at_least)
+
+    return reached
+
+
+_DENSE = ("padding", "dense", "bias_f16")
+_DROPOUT = ("dropout", "causal dropout")
+_FASTER = math.nextafter(1.0, 2.0)
+
+GOALS = (
+    Goal("B1 H8 S512 D64, GPU time in a graph", "< 5 µs", _time(_mission(causal=False), 5)),
+    Goal("the same, causal", "< 5 µs", _time(_mission(causal=True), 5)),
+    Goal("the same from Python, `plan` made before", "< 5 µs", _wall("plan_run", math.nextafter(5, 0))),
+    Goal("the same, `scaled_dot_product_attention`", "≤ 8 µs", _wall("sdpa", 8)),
+    Goal("small problems over torch flash", "every one ≥ 1.2x", _least(_small, "torch_flash", 1.2)),
+    Goal("", "mean ≥ 1.4x", _mean(_small, "torch_flash", 1.4)),
+    Goal("S ≤ 256 over every torch backend", "every one > 1x", _least(_small_and_short, None, _FASTER)),
+    Goal("S ≥ 1024 over torch flash", "every one ≥ 1x", _least(_long, "torch_flash", 1.0)),
+    Goal("", "mean ≥ 1.2x", _mean(_long, "torch_flash", 1.2)),
+    Goal("head_dim 80, S ≥ 1024, over torch flash", "≥ 1.3x", _least(_long_of(80), "torch_flash", 1.3)),
+    Goal("over piped", "every one > 1x", _least(_plain, "piped", _FASTER)),
+    Goal("S ≥ 1024, head_dim 64, over piped", "≥ 6x", _least(_long_of(64), "piped", 6.0)),
+    Goal("over the naive chain, anywhere", "≥ 60x", _highest("naive", 60.0)),
+    Goal("padding masks over none, S ≥ 2048", "≤ +10 %", _cost(_masked("padding"), 0.10)),
+    Goal("dense masks over none, S ≥ 2048", "≤ +25 %", _cost(_masked("dense"), 0.25)),
+    Goal("masks and biases over mem-efficient", "≥ 2.5x", _least(_masked(*_DENSE), "torch_efficient", 2.5)),
+    Goal(
+        "the same at head_dim 64 over cuDNN",
+        "> 1x",
+        _least(_masked(*_DENSE, head_dims=(64,)), "torch_cudnn", _FASTER),
+    ),
+    Goal("dropout over torch flash with dropout", "≥ 1.1x", _least(_masked(*_DROPOUT), "torch_flash", 1.1)),
+    Goal("decoding, K ≥ 4096, of the copy bandwidth", "≥ 80 %", _bandwidth(_decode, 0.8)),
+    Goal("decoding over torch flash", "> 1x", _least(_decode, "torch_flash", _FASTER)),
+    Goal("decoding over cuDNN", "> 1x", _least(_decode, "torch_cudnn", _FASTER)),
+)
