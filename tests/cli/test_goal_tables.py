@@ -1,4 +1,4 @@
-"""The goals beside results: each is met and missed by times made up for it, and empty where none was measured."""
+"""The goals beside results: each is met and missed by times made up for it; what nobody measured is empty."""
 
 from __future__ import annotations
 
