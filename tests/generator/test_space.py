@@ -115,7 +115,8 @@ def test_sweep_spans_its_axes_for_each_head_dim() -> None:
         assert {tile.stages for tile in swept} >= {1, 2}
         assert {tile.warps for tile in swept} >= {2, 4, 8}
         assert {tile.q_in_regs for tile in swept} == {False, True}
-        assert {tile.kv_groups for tile in swept} >= {1, 2, 4}
+        kv_groups = {groups for groups in (1, 2, 4) if head_dim % (8 * groups) == 0}
+        assert {tile.kv_groups for tile in swept} >= kv_groups
     assert {c.dtype for c in kernels} == {DType.F16}
     assert {c.flags for c in kernels} == {(), ("causal",)}
 

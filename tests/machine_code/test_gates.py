@@ -102,7 +102,7 @@ def test_split_kernels_have_two_loops_and_exchange_parts() -> None:
 def test_kernels_outside_the_fused_family() -> None:
     code = dataclasses.replace(GOOD, name="_Zsoftmax", loops=(), mix=Mix({"LDG.E.128": 2, "STG.E": 1}))
     assert gates.problems(code, None) == []
-    assert gates.problems(dataclasses.replace(code, mix=Mix({"LDG.E": 1})), None) != []
+    assert gates.problems(dataclasses.replace(code, mix=Mix({"LDG.E.64": 1})), None) != []
 
 
 def test_table_says_what_was_found_beside_what_is_derived() -> None:

@@ -20,7 +20,8 @@ struct Steps {
   bool barrier = true;         // behind the stores
   bool fence = true;           // of the thread that arrives, before it does
   bool fence_of_each = false;  // of every thread, behind its stores
-  bool fence_behind = true;    // the arrival
+  bool fence_behind = true;    // the arrival, by the thread that arrived
+  bool fence_by_other = false;  // behind the arrival or before it, by a thread that did not arrive
   bool barrier_behind = true;  // the arrival
 };
 
@@ -36,6 +37,7 @@ sdpa::Status run(const Steps &steps, Room &room) {
       last = increment(&room.arrivals) == kBlocks - 1;
       if (steps.fence_behind) fence_device();
     }
+    if (steps.fence_by_other && tid == 40) fence_device();
     if (steps.barrier_behind) {
       last = syncthreads_or(last);
     } else if (tid != 0) {
@@ -93,6 +95,8 @@ SIMT_CASE(arrival_without_a_fence) {
 SIMT_CASE(loads_without_a_fence_behind_the_arrival) {
   Steps steps;
   steps.fence_behind = false;
+  check_broken(steps, "load_device: reads what other blocks leave");
+  steps.fence_by_other = true;
   check_broken(steps, "load_device: reads what other blocks leave");
 }
 
