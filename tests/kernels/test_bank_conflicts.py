@@ -1,4 +1,8 @@
-"""Host library: ldmatrix and cp.async of every fused kernel meet no bank conflict, counted pass by pass."""
+"""Host library: no fused kernel meets a bank conflict, counted pass by pass.
+
+Those of ldmatrix and cp.async in every build, those of plain loads and stores in observed ones, which
+tests/mutation makes.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,10 @@ def _check(kernel: TestedKernel, statistics: Path) -> None:
             assert conflicts == DESIGNED, (
                 f"{kernel.info.name}: {conflicts} bank conflicts in {passes} passes of {operation}"
             )
+        passes, conflicts = launch["plain"], launch["plain_conflicts"]
+        assert conflicts == DESIGNED, (
+            f"{kernel.info.name}: {conflicts} bank conflicts in {passes} passes of loads and stores"
+        )
 
 
 @pytest.mark.kernels(device="cpu")
@@ -62,3 +70,12 @@ def test_dropout_kernels_have_no_bank_conflicts(dropout_kernel: TestedKernel, st
     keys = (2 * info.kv_groups + 1) * info.block_n + 5
     run_case(dropout_kernel, Case(**random_qkv(dropout_kernel, info.block_m + 1, keys), p_dropout=0.5))
     _check(dropout_kernel, statistics)
+
+
+@pytest.mark.kernels(device="cpu")
+def test_split_kernels_have_no_bank_conflicts(split_kernel: TestedKernel, statistics: Path) -> None:
+    keys = 5 * split_kernel.info.block_n + 5
+    for num_splits in (1, 3):
+        inputs = random_qkv(split_kernel, 3, keys, heads=8, heads_kv=2)
+        run_case(split_kernel.with_splits(num_splits), Case(**inputs))
+    _check(split_kernel, statistics)

@@ -54,8 +54,8 @@ class Variant:
     flags: tuple[str, ...]
 
 
-# g++ then calls into simt/observed.hpp at every access.
-OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+# g++ then calls into simt/observed.hpp at every access, once for each vector.
+OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
 
 VARIANTS = (
     Variant(name="plain", sources=(*ENGINE, *CUTE), flags=("-O1", *vector_flags())),

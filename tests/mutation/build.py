@@ -22,7 +22,7 @@ from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
 from tests.source_lines import FLAGS as LINES_FLAGS
 
 _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
-OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
 """While compiling only: see templates/include/sdpa/arch/simt/observed.hpp."""
 
 _SOURCES = ROOT / "templates" / "src"

@@ -164,6 +164,30 @@ ENGINE: tuple[Mutant, ...] = (
         "most += rows > 1;",
         "every row in a used bank counts, not the fullest banks",
     ),
+    _engine(
+        "banks_of_half_the_words",
+        _BANKS,
+        "std::vector<uint32_t> &words = words_in[word % 32];",
+        "std::vector<uint32_t> &words = words_in[word % 16];",
+        "plain accesses are sorted into the wrong banks",
+        observed=True,
+    ),
+    _engine(
+        "banks_of_vectors_in_one_pass",
+        _BANKS,
+        "a.lane * a.bytes / 128",
+        "a.lane / 32",
+        "a vector access of all lanes counts as one pass",
+        observed=True,
+    ),
+    _engine(
+        "banks_of_a_loop_mixed",
+        _BANKS,
+        "accesses[i].n = accesses[i - 1].n + 1;",
+        "accesses[i].n = 0;",
+        "the accesses of a lane in a loop count as one instruction",
+        observed=True,
+    ),
     # ---- rules ----
     _engine(
         "copies_land_at_once",

@@ -217,6 +217,27 @@ MEMORY: tuple[Mutant, ...] = (
         by=Check.BANKS,
     ),
     Mutant(
+        name="o_is_staged_without_swizzle",
+        header=_EPILOGUE,
+        old="reinterpret_cast<Element *>(smem)), typename Traits::SmemLayoutQ{});",
+        new="reinterpret_cast<Element *>(smem)), Layout<Shape<Int<kBlockM>, Int<kHeadDim>>, "
+        "Stride<Int<kHeadDim>, _1>>{});",
+        defect="right results, but the rows of O that a warp stages share banks",
+        kernels=Kernels.RING,
+        by=Check.BANKS,
+        observed=True,
+    ),
+    Mutant(
+        name="merge_of_distant_lanes",
+        header="fmha_fwd/group_merge.cuh",
+        old="of_group * Traits::kGroupBytes) + tid;",
+        new="of_group * Traits::kGroupBytes) + tid % 4 * (Traits::kGroupThreads / 4) + tid / 4;",
+        defect="right results, but what neighbouring lanes hand over shares banks",
+        kernels=Kernels.GROUPS,
+        by=Check.BANKS,
+        observed=True,
+    ),
+    Mutant(
         name="v_overlaps_k",
         header=_TRAITS,
         old="static constexpr int kOffsetV = kQDirect || kQInRegs ? 0 : kTileQ + kRegionV;",

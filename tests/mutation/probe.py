@@ -30,14 +30,21 @@ _GENERAL = (
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
+_GENERAL_SPLIT = ("test_general.py", "test_guard_pages.py", "test_bank_conflicts.py")
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
-    Kernels.SPLIT: ("test_split.py", "test_lengths.py", "test_general.py", "test_guard_pages.py"),
+    Kernels.SPLIT: (
+        "test_split.py",
+        "test_lengths.py",
+        "test_general.py",
+        "test_guard_pages.py",
+        "test_bank_conflicts.py",
+    ),
 }
 # Observed kernels are slow: small problems only.
-_OBSERVED = "tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
-_OBSERVED_SPLIT = "tile-1 or tile+1 or scales or different_weight"
+_OBSERVED = "bank_conflicts or tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
+_OBSERVED_SPLIT = "bank_conflicts or tile-1 or tile+1 or scales or different_weight"
 _RULE_ERROR = "HostCheckError"
 _OUTSIDE = ("elements outside the tensor were written", "elements were never written")
 

@@ -261,6 +261,7 @@ inline void Block::exit_thread() {
   warp.live &= ~bit(current_);
   warp.ready &= ~bit(current_);
   if (warp.live == 0) {
+    bank_conflicts_.count(int(&warp - warps_.data()));
     --num_live_warps_;
     release_if_complete(0);
   } else if (warp.arrived == warp.live) {
@@ -307,7 +308,7 @@ inline void Block::execute(Warp &warp) {
   }
   warp.arrived = 0;
   warp.ready = warp.live;
-  bank_conflicts_.count_cp_async(int(&warp - warps_.data()));
+  bank_conflicts_.count(int(&warp - warps_.data()));
   warp.collective->execute(*this, warp);
 }
 

@@ -98,10 +98,11 @@ class Grid {
     if (file == nullptr) return;
     std::fprintf(file,
                  "{\"kernel\": \"%s\", \"blocks\": %lld, \"ldmatrix\": %lld, \"ldmatrix_conflicts\": %lld, "
-                 "\"cp_async\": %lld, \"cp_async_conflicts\": %lld}\n",
+                 "\"cp_async\": %lld, \"cp_async_conflicts\": %lld, \"plain\": %lld, \"plain_conflicts\": %lld}\n",
                  call_.name, static_cast<long long>(num_blocks_), static_cast<long long>(counts_.ldmatrix),
                  static_cast<long long>(counts_.ldmatrix_conflicts), static_cast<long long>(counts_.cp_async),
-                 static_cast<long long>(counts_.cp_async_conflicts));
+                 static_cast<long long>(counts_.cp_async_conflicts), static_cast<long long>(counts_.plain),
+                 static_cast<long long>(counts_.plain_conflicts));
     std::fclose(file);
   }
 

@@ -3,7 +3,7 @@
 // GCC calls a function of ThreadSanitizer's at every access to memory when -fsanitize=thread is given while compiling.
 // Without it while linking, these functions are ours: accesses that hit the running block's shared memory go to its
 // shadow, all others are left alone. Every unit of a library has to be compiled alike. Nothing of ThreadSanitizer itself
-// takes part. Slow: for tests only.
+// takes part. -fno-tree-sra keeps accesses to vectors whole. Slow: for tests only.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
@@ -22,6 +22,10 @@ SDPA_SIMT_UNOBSERVED __attribute__((noinline)) inline void observe(const void *a
   Block &block = *current_block;
   if (block.shared_memory().contains(address, bytes)) {
     const uint16_t chain = kHasCallChains ? block.calls_to(frame) : 0;
+    if (bytes <= 16) {
+      const void *const place = static_cast<const void *const *>(frame)[1];  // where the hook returns to
+      block.bank_conflicts().add_plain(block.thread_idx(), place, address, bytes);
+    }
     if (is_write) {
       block.observe_write(address, bytes, AccessKind::kStore, block.thread_idx(), chain);
     } else {
