@@ -30,7 +30,6 @@ _GENERAL = (
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
-_GENERAL_SPLIT = ("test_general.py", "test_guard_pages.py", "test_bank_conflicts.py")
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
