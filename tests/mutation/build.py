@@ -22,6 +22,8 @@ from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
 from tests.source_lines import FLAGS as LINES_FLAGS
 
 _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
+# Templates fill g++'s memory, and collecting its garbage takes a tenth of its time.
+_RARE_COLLECTION = ("--param=ggc-min-expand=1000", "--param=ggc-min-heapsize=1000000")
 OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
 """While compiling only: see templates/include/sdpa/arch/simt/observed.hpp."""
 
@@ -103,6 +105,7 @@ def _compile(
 ) -> None:
     flags = [
         *_FLAGS,
+        *_RARE_COLLECTION,
         *(OBSERVED_FLAGS if observed else ()),
         *(LINES_FLAGS if lines else ()),
         *vector_flags(),
@@ -120,13 +123,24 @@ _RACING = {"memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"}
 
 def _engine_program(place: Path, *, observed: bool) -> Path:
     left_out = _NOT_OF_THE_ENGINE | (_RACING if observed else set())
-    objects = []
-    for source in sorted(SIMT_TESTS.glob("*.cpp")):
-        if source.name not in left_out:
-            objects.append(place / f"{source.name}.o")
-            _compile(source, objects[-1], place / "include", place, observed=observed)
-    _run([compiler(), "-pthread", *map(str, objects), "-o", str(place / "simt_test")])
-    return place / "simt_test"
+    sources = [path for path in sorted(SIMT_TESTS.glob("*_test.cpp")) if path.name not in left_out]
+    unit, program = place / "simt_test.cpp", place / "simt_test"
+    unit.write_text(_one_unit(SIMT_TESTS / "main.cpp", sources), encoding="utf-8")
+    _compile(unit, unit.with_suffix(".o"), place / "include", SIMT_TESTS, observed=observed)
+    _run([compiler(), "-pthread", str(unit.with_suffix(".o")), "-o", str(program)])
+    return program
+
+
+def _one_unit(main: Path, sources: list[Path]) -> str:
+    """All files in one, each in a namespace of its own, so that the engine's headers are compiled once."""
+    headers = {
+        line
+        for path in (main, *sources)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#include")
+    }
+    spaces = (f'namespace of_{path.stem} {{\n#include "{path}"\n}}' for path in sources)
+    return "\n".join((*sorted(headers), *spaces, f'#include "{main}"', ""))
 
 
 def _run(command: list[str]) -> None:
