@@ -6,6 +6,12 @@ import importlib.util
 import shutil
 from pathlib import Path
 
+OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
+"""g++ then calls into templates/include/sdpa/arch/simt/observed.hpp at every access, once for each vector.
+
+While compiling only.
+"""
+
 
 def compiler() -> str:
     """The path of g++. Raises FileNotFoundError."""

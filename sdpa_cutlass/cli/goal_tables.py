@@ -13,11 +13,12 @@ from typing import Any
 from sdpa_cutlass.cli import decode_tables, mask_tables, wall_tables
 from sdpa_cutlass.cli.cells import MISSING, number, overhead, ratio
 from sdpa_cutlass.cli.results import Results
-from sdpa_cutlass.cli.summary import Comparison, compare
+from sdpa_cutlass.cli.summary import Comparison, compare, overall
 
 HEAD_DIMS = (64, 80, 96, 128)
 Measure = Callable[[Sequence[Comparison], Mapping[str, Any]], "Reached | None"]
 Choice = Callable[[Comparison], bool]
+Value = Callable[[Comparison, Mapping[str, Any]], "float | None"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,81 +115,54 @@ def _wall(call: str, at_most: float) -> Measure:
     return reached
 
 
-def _speedups(
-    comparisons: Sequence[Comparison], choice: Choice, peer: str | None
-) -> list[tuple[float, Comparison]]:
-    """Over `peer`, or over the fastest torch backend where it is None."""
-    return [
-        (speedup, one)
-        for one in comparisons
-        if choice(one) and (speedup := one.speedup(peer or one.best_torch)) is not None
-    ]
+def _every(
+    choice: Choice, value: Value, show: Callable[[float], str], bound: float, *, is_floor: bool
+) -> Measure:
+    """`bound` holds for each problem that `value` knows; the one furthest from it is shown."""
 
+    def is_enough(measured: float) -> bool:
+        return measured >= bound if is_floor else measured <= bound
 
-def _least(choice: Choice, peer: str | None, bound: float) -> Measure:
     def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
-        found = _speedups(comparisons, choice, peer)
+        chosen = [(value(one, env), one.label) for one in comparisons if choice(one)]
+        found = [(measured, label) for measured, label in chosen if measured is not None]
         if not found:
             return None
-        least, where = min(found, key=lambda pair: pair[0])
-        enough = sum(speedup >= bound for speedup, _ in found)
-        return Reached(f"{enough} of {len(found)}, least {ratio(least)} ({where.label})", least >= bound)
+        worst, where = (min if is_floor else max)(found)
+        enough = sum(is_enough(measured) for measured, _ in found)
+        word = "least" if is_floor else "at most"
+        return Reached(f"{enough} of {len(found)}, {word} {show(worst)} ({where})", is_enough(worst))
 
     return reached
 
 
+def _least(choice: Choice, peer: str | None, bound: float) -> Measure:
+    """Over `peer`, or over the fastest torch backend where it is None."""
+    return _every(choice, lambda one, env: one.speedup(peer or one.best_torch), ratio, bound, is_floor=True)
+
+
+def _cost(choice: Choice, at_most: float) -> Measure:
+    return _every(choice, lambda one, env: mask_tables.slowdown(one), overhead, 1 + at_most, is_floor=False)
+
+
+def _bandwidth(choice: Choice, at_least: float) -> Measure:
+    return _every(choice, decode_tables.share_of_copy, decode_tables.percent, at_least, is_floor=True)
+
+
 def _mean(choice: Choice, peer: str, bound: float) -> Measure:
     def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
-        found = [speedup for speedup, _ in _speedups(comparisons, choice, peer)]
-        if not found:
-            return None
-        mean = math.exp(sum(map(math.log, found)) / len(found))
-        return Reached(ratio(mean), mean >= bound)
+        found = overall([one for one in comparisons if choice(one)], peer)
+        return Reached(ratio(found.mean), found.mean >= bound) if found else None
 
     return reached
 
 
 def _highest(peer: str, bound: float) -> Measure:
     def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
-        found = _speedups(comparisons, lambda one: True, peer)
-        if not found:
+        found = overall(comparisons, peer)
+        if found is None:
             return None
-        highest, where = max(found, key=lambda pair: pair[0])
-        return Reached(f"{ratio(highest)} ({where.label})", highest >= bound)
-
-    return reached
-
-
-def _cost(choice: Choice, at_most: float) -> Measure:
-    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
-        found = [
-            (cost, one)
-            for one in comparisons
-            if choice(one) and (cost := mask_tables.slowdown(one)) is not None
-        ]
-        if not found:
-            return None
-        worst, where = max(found, key=lambda pair: pair[0])
-        enough = sum(cost <= 1 + at_most for cost, _ in found)
-        value = f"{enough} of {len(found)}, at most {overhead(worst)} ({where.label})"
-        return Reached(value, worst <= 1 + at_most)
-
-    return reached
-
-
-def _bandwidth(choice: Choice, at_least: float) -> Measure:
-    def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
-        found = [
-            (share, one)
-            for one in comparisons
-            if choice(one) and (share := decode_tables.share_of_copy(one, env)) is not None
-        ]
-        if not found:
-            return None
-        least, where = min(found, key=lambda pair: pair[0])
-        enough = sum(share >= at_least for share, _ in found)
-        value = f"{enough} of {len(found)}, least {decode_tables.percent(least)} ({where.label})"
-        return Reached(value, least >= at_least)
+        return Reached(f"{ratio(found.greatest)} ({found.greatest_at})", found.greatest >= bound)
 
     return reached
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host_compiler import compiler, include_flags, vector_flags
+from tests.host_compiler import OBSERVED_FLAGS, compiler, include_flags, vector_flags
 from tests.source_lines import FLAGS as LINES_FLAGS
 from tests.source_lines import with_lines
 
@@ -53,9 +53,6 @@ class Variant:
     sources: tuple[str, ...]
     flags: tuple[str, ...]
 
-
-# g++ then calls into simt/observed.hpp at every access, once for each vector.
-OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
 
 VARIANTS = (
     Variant(name="plain", sources=(*ENGINE, *CUTE), flags=("-O1", *vector_flags())),

@@ -17,15 +17,13 @@ from generator.render import Sources, render
 from generator.space import Space
 from sdpa_cutlass import __version__
 from sdpa_cutlass._locate import Target
-from tests.host_compiler import compiler, include_flags, vector_flags
+from tests.host_compiler import OBSERVED_FLAGS, compiler, include_flags, vector_flags
 from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
 from tests.source_lines import FLAGS as LINES_FLAGS
 
 _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
 # Templates fill g++'s memory, and collecting its garbage takes a tenth of its time.
 _RARE_COLLECTION = ("--param=ggc-min-expand=1000", "--param=ggc-min-heapsize=1000000")
-OBSERVED_FLAGS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra")
-"""While compiling only: see templates/include/sdpa/arch/simt/observed.hpp."""
 
 _SOURCES = ROOT / "templates" / "src"
 

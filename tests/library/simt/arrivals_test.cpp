@@ -17,12 +17,12 @@ struct Room {
 
 // Each thread leaves a result; the last block adds up all of them. What is in `steps` is done.
 struct Steps {
-  bool barrier = true;         // behind the stores
-  bool fence = true;           // of the thread that arrives, before it does
-  bool fence_of_each = false;  // of every thread, behind its stores
-  bool fence_behind = true;    // the arrival, by the thread that arrived
+  bool barrier = true;          // behind the stores
+  bool fence = true;            // of the thread that arrives, before it does
+  bool fence_of_each = false;   // of every thread, behind its stores
+  bool fence_behind = true;     // the arrival, by the thread that arrived
   bool fence_by_other = false;  // behind the arrival or before it, by a thread that did not arrive
-  bool barrier_behind = true;  // the arrival
+  bool barrier_behind = true;   // the arrival
 };
 
 sdpa::Status run(const Steps &steps, Room &room) {

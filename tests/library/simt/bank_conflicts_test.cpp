@@ -17,27 +17,33 @@ struct alignas(16) Vector {
 
 const Vector kZeros = {};
 
-// One block of 32 threads that copies and reads rows `stride` bytes apart, with 16-byte pieces permuted by `swizzle`.
-template <class Place>
-BankCounts counts(const Place &place) {
+// One block of 32 threads that run `body` with zeroed shared memory, wide enough for every case.
+template <class Body>
+BankCounts counts_of(const Body &body) {
   Block block;
-  static const Place *the_place;
-  the_place = &place;
+  static const Body *the_body;
+  the_body = &body;
   KernelCall call = {};
   call.name = "test_kernel";
   call.threads = 32;
   call.smem_bytes = 1 << 15;
-  call.run = [](const void *) {
-    void *const row = dynamic_smem() + (*the_place)(thread_idx());
+  call.run = [](const void *) { (*the_body)(dynamic_smem(), thread_idx()); };
+  CHECK(block.run(call, 0));
+  return block.bank_conflicts().counts();
+}
+
+// Each thread copies and reads 16 bytes at its `place`.
+template <class Place>
+BankCounts counts(const Place &place) {
+  return counts_of([&](char *smem, int lane) {
+    void *const row = smem + place(lane);
     cp_async(row, &kZeros, true);
     cp_async_fence();
     cp_async_wait(0);
     syncwarp();
     uint32_t d[4];
     ldmatrix<false>(d, row);
-  };
-  CHECK(block.run(call, 0));
-  return block.bank_conflicts().counts();
+  });
 }
 
 void check(const BankCounts &counts, int conflicts) {
@@ -101,21 +107,6 @@ SIMT_CASE(bank_statistics_are_appended_to_a_file) {
 #if defined(__SANITIZE_THREAD__)
 
 namespace {
-
-// What the 32 lanes of a warp do with 16 KiB that are zero, and wide enough for every case.
-template <class Body>
-BankCounts counts_of(const Body &body) {
-  Block block;
-  static const Body *the_body;
-  the_body = &body;
-  KernelCall call = {};
-  call.name = "test_kernel";
-  call.threads = 32;
-  call.smem_bytes = 1 << 14;
-  call.run = [](const void *) { (*the_body)(dynamic_smem(), thread_idx()); };
-  CHECK(block.run(call, 0));
-  return block.bank_conflicts().counts();
-}
 
 template <class T>
 void store(char *smem, int offset, const T &value) {
