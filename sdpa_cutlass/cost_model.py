@@ -14,8 +14,8 @@ twins, and masks and dropout add instructions to every score; kernels compute on
 much of it is used. Split kernels pack the query heads of a key head into their tiles, and when several
 CTAs share a tile, they meet in global memory at the end. Lengths are unknown here: sequences count as
 full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles
-32x32 to 128x64 with 1 to 4 groups: 5.0 to 10.4 µs) and at B=8 S=128 and 256 (4.0 to 7.7 µs);
-tests/library/test_select.py lists them and holds the model within 13 %. What splitting costs comes from
+16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times the batch;
+tests/library/test_select.py lists some and holds the model within 15 %. What splitting costs comes from
 decoding (1 query, 4096 and 8192 keys, 2.8 to 4.4 TB/s of K and V on the same card). The constants of
 general kernels are estimates. What counts is the ranking: other cards enter only through their rates.
 """
@@ -35,8 +35,8 @@ _LAUNCH_CYCLES = 1500
 _CTA_CYCLES = 3500  # first loads, last stores
 _ROUND_LATENCY = 300
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
-_MERGE_CYCLES = 200
-_MERGE_CYCLES_PER_PAIR = 92  # of groups: each waits for the others' parts
+_MERGE_CYCLES = 840
+_CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -117,17 +117,20 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     merge = 0.0
     if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
         merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
-        merge_bytes = 8 * kernel.block_m * merge_floats
-        merge = _MERGE_CYCLES + _MERGE_CYCLES_PER_PAIR * kernel.kv_groups**2
-        merge += merge_bytes / _SMEM_BYTES_PER_CLOCK
+        merge = _MERGE_CYCLES + 8 * kernel.block_m * merge_floats / _SMEM_BYTES_PER_CLOCK
+    masking = 0.0
+    if problem.is_causal:
+        masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
+        schedulers = min(kernel.warps / kernel.kv_groups / 4, 1)  # one group meets the diagonal
+        masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * schedulers)
     head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
     ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
 
     def body(resident: int) -> float:
-        return mean_rounds * work.cycles(resident) + merge * resident
+        return mean_rounds * work.cycles(resident) + masking + merge * resident
 
     cycles = _spread(ctas, _resident(kernel, device), device.sms, ends, body)
-    longest = ends + max(rounds) * work.cycles(1) + merge
+    longest = ends + max(rounds) * work.cycles(1) + masking + merge
     computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
     useful = _visible_scores(problem) / max(computed, 1)
     cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
@@ -136,12 +139,7 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
 
 
 def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
-    """CTAs that share an SM: those promised on sm_89, more where the card has room for them.
-
-    Kernels with KV groups keep to the promise: they serve grids that do not fill the card.
-    """
-    if kernel.kv_groups > 1:
-        return kernel.ctas_per_sm
+    """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
     by_smem = device.smem_per_sm // (kernel.smem_bytes + _SMEM_PER_CTA)
     by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
     return max(kernel.ctas_per_sm, min(by_smem, by_registers))

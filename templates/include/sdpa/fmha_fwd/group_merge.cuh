@@ -2,7 +2,8 @@
 //
 // All groups work on the same rows, and thread t of each holds the same elements of O. Each group completes a slice of
 // the columns: a thread keeps that slice in its registers and hands the other slices over, 16 bytes beside those of its
-// neighbours, in the order of the registers. Behind one barrier it adds what the other groups left for its slice:
+// neighbours, in the order of the registers. Behind one barrier it adds what the other groups left for its slice. Row
+// sums are still a lane's own then, and completed across the quad at the very end:
 //
 //   row_max = max_g row_max_g     row_sum = Σ_g exp2(row_max_g - row_max) row_sum_g
 //   O = Σ_g exp2(row_max_g - row_max) O_g     g from the thread's own group on, cyclically
@@ -32,8 +33,7 @@ struct GroupMerge {
 
   // tOrO ((2, 2), MMA_M, MMA_K) of this thread's group; all threads of the CTA call.
   template <class Accumulator>
-  SDPA_DEVICE GroupMerge(char *smem, Accumulator const &tOrO, SoftmaxState &softmax) {
-    softmax.finish();
+  SDPA_DEVICE GroupMerge(char *smem, Accumulator const &tOrO, SoftmaxState const &softmax) {
     Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take what it hands over
     hand_over(room_of(smem, group), tOrO, softmax);
     Arch::syncthreads();  // all slices are in shared memory
@@ -121,7 +121,7 @@ struct GroupMerge {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         row_max[2 * m + r] = max[r];
-        row_sum[2 * m + r] = sum[r];
+        row_sum[2 * m + r] = SoftmaxState::across_quad(sum[r]);
       }
     }
   }

@@ -4,7 +4,7 @@
 //
 //   default     | Q kBlockM x kHeadDim | K[0..S) | V[0..S) |
 //   kQInRegs    | V[0..S), under it first Q | K[0..S) |      Q lives in registers, so its room is V's
-//   G > 1       | group 0: T[0..3) | ... | group G-1: T[0..3) |     rings of K and V tiles; Q goes straight to registers
+//   G > 1       | group 0: T[0..3) | ... | group G-1: T[0..3) |     rings of K and V tiles; Q lives in registers
 //   merge       | group 0: float O kBlockM x kHeadDim, in the order of registers, statistics kBlockM x 8 | ... |    G > 1
 //
 // A group's part of the merge overlays its own ring.
@@ -111,17 +111,21 @@ struct KernelTraits {
 
   static constexpr int kTileQ = kBlockM * kHeadDim;  // elements
   static constexpr int kTileKV = kBlockN * kHeadDim;
-  static constexpr bool kQDirect = kKvGroups > 1;
+  // With KV groups every group loads Q for itself. A single warp takes it by way of the ring's last tile, for two
+  // barriers of that warp; more warps would wait for each other there, and take it straight from global memory.
+  static constexpr bool kQByRing = kKvGroups > 1 && kGroupThreads == 32 && !kIsSplit && kBlockM <= kBlockN;
+  static constexpr bool kQDirect = kKvGroups > 1 && !kQByRing;
   static constexpr int kRingTiles = kKvGroups > 1 ? 3 : 2;  // K and V buffers in flight when kStages == 1
   static constexpr int kRegionV = kStages * kTileKV;
-  static constexpr int kOffsetK = kQDirect ? 0 : kQInRegs ? (kTileQ > kRegionV ? kTileQ : kRegionV) : kTileQ;
-  static constexpr int kOffsetV = kQDirect || kQInRegs ? 0 : kTileQ + kRegionV;
+  static constexpr int kOffsetQ = kQByRing ? 2 * kTileKV : 0;
+  static constexpr int kOffsetK = kKvGroups > 1 ? 0 : kQInRegs ? (kTileQ > kRegionV ? kTileQ : kRegionV) : kTileQ;
+  static constexpr int kOffsetV = kKvGroups > 1 || kQInRegs ? 0 : kTileQ + kRegionV;
   static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kHeadDim + 8);
   static constexpr int kRingBytes = static_cast<int>(sizeof(Element)) * kRingTiles * kTileKV;
   static constexpr int kGroupBytes = kRingBytes > kMergeBytes ? kRingBytes : kMergeBytes;
-  static constexpr int kSmemBytes = kQDirect ? kKvGroups * kGroupBytes
-                                             : static_cast<int>(sizeof(Element)) *
-                                                   (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
+  static constexpr int kSmemBytes = kKvGroups > 1 ? kKvGroups * kGroupBytes
+                                                  : static_cast<int>(sizeof(Element)) *
+                                                        (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
   static_assert(kSmemBytes <= 101376, "sm_89 gives one CTA at most 99 KB of shared memory");
   static_assert(sizeof(Element) == 2);
 

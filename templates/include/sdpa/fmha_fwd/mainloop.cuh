@@ -60,7 +60,7 @@ struct Mainloop {
   static constexpr int kStages = Traits::kStages;
   static constexpr int kKvGroups = Traits::kKvGroups;
   static constexpr int kRing = Traits::kRingTiles;
-  static constexpr bool kQFromSmem = !Traits::kQInRegs && !Traits::kQDirect;
+  static constexpr bool kQFromSmem = !Traits::kQInRegs && kKvGroups == 1;
 
   // Barrier of the warps that share K and V buffers.
   SDPA_DEVICE static void sync_group(int group) {
@@ -94,7 +94,8 @@ struct Mainloop {
     Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(sequence.seqlen_q, Int<kHeadDim>{}),
                             make_stride(params.q.row_stride, _1{}));  // (seqlen_q, kHeadDim)
     Tensor gQ = local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
-    Tensor sQ = make_tensor(make_smem_ptr(smem_elements), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
+    Element *const smem_q = smem_elements + Traits::kOffsetQ;
+    Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
     auto const sK = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
       return make_tensor(make_smem_ptr(smem_k + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
     };
@@ -144,7 +145,7 @@ struct Mainloop {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    if constexpr (!Traits::kQDirect) load_q(params, tile, sequence, q_ptr, smem_elements);
+    if constexpr (kKvGroups == 1) load_q(params, tile, sequence, q_ptr, smem_q);
     if constexpr (Traits::kQInRegs) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
@@ -154,11 +155,21 @@ struct Mainloop {
     }
     int n_block = keys.n_block_max - 1 - group;
     if constexpr (kStages == 1) {
+      if constexpr (Traits::kQByRing) {
+        queue_q(params, tile, sequence, q_ptr, smem_q, tid);
+        Arch::cp_async_fence();
+      }
       if (n_block >= 0) load_k(true_type{}, n_block, 0);
       Arch::cp_async_fence();
       if constexpr (Traits::kQDirect) load_q_direct(params, tile, sequence, q_ptr, gQ, tSrQ, thr_mma);
       if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);
       Arch::cp_async_fence();
+      if constexpr (Traits::kQByRing) {
+        Arch::template cp_async_wait<2>();
+        sync_group(group);  // Q is in shared memory
+        cute::copy(CopyAtom{}, tSsQ, tSrQ_view);
+        sync_group(group);  // Q is in registers everywhere: its room may take K
+      }
       if constexpr (kRing == 3) {
         if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, 2);
         Arch::cp_async_fence();
@@ -175,7 +186,7 @@ struct Mainloop {
       }
     }
 
-    if constexpr (Traits::kQDirect) {
+    if constexpr (kKvGroups > 1) {
       if (params.negate_q) negate(tSrQ);
     }
 
@@ -328,12 +339,19 @@ struct Mainloop {
     }
   }
 
+  // Queues the tile's rows of Q.
+  SDPA_DEVICE static auto queue_q(Params const &params, WorkTile const &tile, Sequence const &sequence,
+                                  Element const *q_ptr, Element *smem_q, int tid) {
+    TileCopy<Traits, kBlockM> const copy(q_ptr, sequence.seqlen_q, params.q.row_stride, tid);
+    copy.template load<true>(copy.source(), tile.m_block, smem_q, sequence.seqlen_q - tile.m_block * kBlockM,
+                             Traits::head_dim(params));
+    return copy;
+  }
+
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Sequence const &sequence,
                                  Element const *q_ptr, Element *smem_q) {
-    TileCopy<Traits, kBlockM> const copy(q_ptr, sequence.seqlen_q, params.q.row_stride, Arch::thread_idx());
-    copy.template load<true>(copy.source(), tile.m_block, smem_q, sequence.seqlen_q - tile.m_block * kBlockM,
-                             Traits::head_dim(params));
+    auto const copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();

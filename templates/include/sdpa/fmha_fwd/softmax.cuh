@@ -90,10 +90,12 @@ struct Softmax {
   // Completes the row sums across the quad.
   SDPA_DEVICE void finish() {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      row_sum[i] += Arch::shfl_xor(row_sum[i], 2);
-      row_sum[i] += Arch::shfl_xor(row_sum[i], 1);
-    }
+    for (int i = 0; i < kRows; ++i) row_sum[i] = across_quad(row_sum[i]);
+  }
+
+  SDPA_DEVICE static float across_quad(float sum) {
+    sum += Arch::shfl_xor(sum, 2);
+    return sum + Arch::shfl_xor(sum, 1);
   }
 
   SDPA_DEVICE static float inverse(float sum) { return sum == 0.f ? 0.f : Arch::reciprocal(sum); }
