@@ -1,8 +1,8 @@
 """Kernels with one defect each, compiled at run time: each tool has to find its own, or it proves nothing.
 
-`good` has none, and `uneven` has none that racecheck may blame it for.
+`good` has none.
 
-python -m tests.gpu_report.planted memcheck|racecheck|synccheck|initcheck|good|uneven
+python -m tests.gpu_report.planted memcheck|racecheck|synccheck|initcheck|good
 """
 
 from __future__ import annotations
@@ -19,14 +19,9 @@ SOURCES = {
     "racecheck": "room[threadIdx.x] = threadIdx.x; data[threadIdx.x] = room[threadIdx.x ^ 32];",  # no barrier
     "synccheck": "if (threadIdx.x < 5) { __syncthreads(); } data[threadIdx.x] = 1;",
     "initcheck": "data[threadIdx.x] = data[threadIdx.x] + 1;",  # nobody has written it before
-    # racecheck's own mistake: half of the threads have met a barrier more than the others, and so nothing is
-    # ordered to it; it takes the barrier's number to be in a register
-    "uneven": "if (threadIdx.x < 64) { "
-    'asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 64) : "memory"); } '
-    "room[threadIdx.x] = threadIdx.x; __syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 64];",
     "good": "room[threadIdx.x] = threadIdx.x; __syncthreads(); data[threadIdx.x] = room[threadIdx.x ^ 32];",
 }
-_THREADS = 128
+_THREADS = 64
 
 
 def source_of(name: str) -> str:

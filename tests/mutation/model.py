@@ -23,6 +23,8 @@ class Kernels(Enum):
     """Two stages; Q passes through the room of V."""
     GROUPS = ("d32_m32n64_s1_w4_g2_f16_causal",)
     """Two KV groups with rings of three tiles, and the merge at the end."""
+    WARP_GROUPS = ("d32_m16n32_s1_w4_g4_f16_causal",)
+    """Four KV groups of one warp; Q passes through their rings."""
     GENERAL = ("d32_m64n64_s2_w4_f16_general",)
     """Masks, lengths and smaller head_dims."""
     DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
