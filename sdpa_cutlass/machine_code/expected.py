@@ -36,7 +36,7 @@ COUNTED = {
 }
 # Widths, in bytes, of global accesses beside the 16-byte stores of the output:
 _LSE = {4}  # one float a row
-_Q_DIRECT = {4}  # with KV groups, two elements at a time go straight into the operand's registers
+_Q_DIRECT = {4}  # in KV groups of several warps, two elements at a time go straight into the operand's registers
 _MASKS = {
     1,
     2,
@@ -83,7 +83,7 @@ def load_widths(kernel: KernelInfo) -> set[int]:
         return _MASKS
     if _is_split(kernel):
         return _PARTS
-    return _Q_DIRECT if kernel.kv_groups > 1 else set()
+    return _Q_DIRECT if 1 < kernel.kv_groups < kernel.warps else set()
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:
