@@ -36,7 +36,7 @@ COUNTED = {
 }
 # Widths, in bytes, of global accesses beside the 16-byte stores of the output:
 _LSE = {4}  # one float a row
-_Q_DIRECT = {4}  # in KV groups of several warps, two elements at a time go straight into the operand's registers
+_Q_DIRECT = {4}  # in KV groups of several warps, two elements at a time straight into the operand's registers
 _MASKS = {
     1,
     2,
