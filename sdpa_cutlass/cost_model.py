@@ -16,7 +16,7 @@ heads of a key head into their tiles, and when several CTAs share a tile, they m
 end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
 H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
 and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within
-15 %. What splitting costs comes from decoding (1 query, 4096 and 8192 keys, 2.8 to 4.4 TB/s of K and V on
+13 %. What splitting costs comes from decoding (1 query, 4096 and 8192 keys, 2.8 to 4.4 TB/s of K and V on
 the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
 enter only through their rates.
 """
@@ -36,7 +36,7 @@ _LAUNCH_CYCLES = 1500
 _CTA_CYCLES = 3500  # first loads, last stores
 _ROUND_LATENCY = 300
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
-_MERGE_CYCLES = 840
+_MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
 _CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _EX2_PER_CLOCK = 16
@@ -118,12 +118,13 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     merge = 0.0
     if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
         merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
-        merge = _MERGE_CYCLES + 8 * kernel.block_m * merge_floats / _SMEM_BYTES_PER_CLOCK
+        merge_bytes = 8 * kernel.block_m * merge_floats
+        merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / _SMEM_BYTES_PER_CLOCK
     masking = 0.0
     if problem.is_causal:
         masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
-        schedulers = min(kernel.warps / kernel.kv_groups / 4, 1)  # one group meets the diagonal
-        masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * schedulers)
+        share = min(kernel.warps / kernel.kv_groups / 4, 1)  # of the schedulers: one group meets the diagonal
+        masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
     head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
     ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
 

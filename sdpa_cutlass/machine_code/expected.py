@@ -36,7 +36,7 @@ COUNTED = {
 }
 # Widths, in bytes, of global accesses beside the 16-byte stores of the output:
 _LSE = {4}  # one float a row
-_Q_DIRECT = {4}  # in KV groups of several warps, two elements at a time straight into the operand's registers
+_Q_DIRECT = {4}  # two elements at a time, straight into the operand's registers
 _MASKS = {
     1,
     2,
@@ -83,7 +83,7 @@ def load_widths(kernel: KernelInfo) -> set[int]:
         return _MASKS
     if _is_split(kernel):
         return _PARTS
-    return _Q_DIRECT if 1 < kernel.kv_groups < kernel.warps else set()
+    return _Q_DIRECT if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:
@@ -94,6 +94,11 @@ def store_widths(kernel: KernelInfo) -> set[int]:
 def _is_split(kernel: KernelInfo) -> bool:
     """Whether several CTAs may share the keys of a tile: the last word of the name says so."""
     return kernel.name.endswith("_split")
+
+
+def _takes_q_by_ring(kernel: KernelInfo) -> bool:
+    """One warp a group, and a tile of K has room for Q; never in split kernels: kernel_traits.cuh."""
+    return not _is_split(kernel) and kernel.kv_groups == kernel.warps and kernel.block_m <= kernel.block_n
 
 
 def _takes_masks(kernel: KernelInfo) -> bool:

@@ -135,7 +135,7 @@ class SanitizerPart(Part):
         if program is None:
             return []
         jobs = []
-        for name in self._planted_names():
+        for name in self._planted_names:
             target = [sys.executable, "-m", "tests.gpu_report.planted", name]
             command = sanitizer.command(program, self.tool, self._log(settings, name), target)
             jobs.append(Job(self.name, f"planted {name}", command, self.seconds))
@@ -153,7 +153,7 @@ class SanitizerPart(Part):
         if not ended:
             missing = "compute-sanitizer was not found: put it on PATH or set COMPUTE_SANITIZER"
             return Outcome(self.name, self.what, FAILED, failures=[missing])
-        shards = ended[len(self._planted_names()) :]
+        shards = ended[len(self._planted_names) :]
         outcome = super().outcome(settings, shards, rows)
         outcome.seconds = _seconds(ended)
         logs = {
@@ -166,7 +166,8 @@ class SanitizerPart(Part):
             outcome.verdict = FAILED
         return outcome
 
-    def _planted_names(self) -> tuple[str, ...]:
+    @property
+    def _planted_names(self) -> tuple[str, str]:
         return (self.tool, "good")
 
     def _planted_log(self, settings: Settings, name: str) -> sanitizer.Log:

@@ -76,8 +76,8 @@ def few_cases(row: KernelInfo) -> Iterator[Case]:
 
 def even_cases(row: KernelInfo) -> Iterator[Case]:
     """few_cases, but the KV groups of every CTA pass as many key blocks, and so as many barriers, as each
-    other: racecheck takes what two threads do that met different numbers of barriers for unordered, now and
-    then even behind a barrier of the whole CTA (docs/trust.md). Groups of one warp have no barriers.
+    other: racecheck takes whatever two threads do that met different numbers of barriers for unordered, even
+    behind a barrier of the whole CTA (docs/trust.md). Groups of one warp have no barriers.
     """
     if row.kv_groups == 1 or row.warps == row.kv_groups:
         yield from few_cases(row)
