@@ -2,8 +2,8 @@
 
 One entry per unit (seconds, object bytes) with one entry per kernel and architecture: registers, spills,
 stack, static and dynamic shared memory, and, where cuobjdump is at hand, the bytes of machine code. With
---check, a plain fused kernel that spills, a general one that keeps more than a few values in local memory,
-and one that is missing fail the build: a line names the kernel and the number.
+--check, a fused kernel that spills, one with dropout that keeps more than a few values in local memory, and
+one that is missing fail the build: a line names the function and the number.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 MAX_REGISTERS = 255
-# What a thread of a general kernel may keep in local memory: strides, lengths, Philox keys.
-MAX_GENERAL_STACK_BYTES = 192
+# What a thread of a kernel with dropout may keep in local memory: strides, lengths, Philox keys.
+MAX_DROPOUT_STACK_BYTES = 96
+_LOCAL_MEMORY = ("spill_store_bytes", "spill_load_bytes", "stack_bytes")
 
 
 def code_bytes(cubin: bytes) -> dict[str, int]:
@@ -67,7 +68,7 @@ def merge(
     objects: list[Path], manifest: dict[str, Any], code: dict[tuple[str, str], int]
 ) -> list[dict[str, Any]]:
     """Return one entry per unit, sorted by name."""
-    rows = {row["name"]: row for row in manifest["kernels"]}
+    rows = {symbol: row for row in manifest["kernels"] for symbol in row["symbols"] or ()}
     units = []
     for path in objects:
         usage = path.with_name(path.name + ".usage.json")
@@ -88,25 +89,22 @@ def find_problems(units: list[dict[str, Any]], manifest: dict[str, Any]) -> list
     compiled = {kernel["name"]: kernel for unit in units for kernel in unit["kernels"]}
     problems = []
     for row in manifest["kernels"]:
-        name = row["name"]
-        if row["family"] != "fmha_fwd":
-            continue
-        if name not in compiled:
-            problems.append(f"{name}: in the manifest, but no compiled unit holds it")
-            continue
-        kernel = compiled[name]
-        if row["is_general"]:
-            if kernel["stack_bytes"] > MAX_GENERAL_STACK_BYTES:
-                problems.append(
-                    f"{name}: stack_bytes is {kernel['stack_bytes']}; at most {MAX_GENERAL_STACK_BYTES}"
-                )
-        else:
-            for key in ("spill_store_bytes", "spill_load_bytes", "stack_bytes"):
-                if kernel[key] != 0:
-                    problems.append(f"{name}: {key} is {kernel[key]}; it must be 0")
-        if kernel["registers"] > MAX_REGISTERS:
-            problems.append(f"{name}: registers is {kernel['registers']}; at most {MAX_REGISTERS}")
+        for symbol in row["symbols"] or ():
+            if symbol in compiled:
+                problems += _function_problems(symbol, compiled[symbol], has_dropout=row["has_dropout"])
+            else:
+                problems.append(f"{symbol}: in the manifest, but no compiled unit holds it")
     return problems
+
+
+def _function_problems(symbol: str, function: dict[str, Any], *, has_dropout: bool) -> list[str]:
+    limits = {"stack_bytes": MAX_DROPOUT_STACK_BYTES} if has_dropout else dict.fromkeys(_LOCAL_MEMORY, 0)
+    limits["registers"] = MAX_REGISTERS
+    return [
+        f"{symbol}: {key} is {function[key]}; at most {limit}"
+        for key, limit in limits.items()
+        if function[key] > limit
+    ]
 
 
 def main() -> int:

@@ -45,6 +45,10 @@ DROPOUT_REGISTERS = 16
 UNFUSED_BLOCK_K = 32
 
 
+# MaskKind in params.hpp, and the last word of the symbol of the function that is compiled for it.
+MASK_KINDS = (("kNone", ()), ("kBool", ("bool",)), ("kBias16", ("bias16",)), ("kBias32", ("bias32",)))
+
+
 class InvalidNameError(ValueError):
     """A text that does not follow the name grammar."""
 
@@ -199,6 +203,14 @@ def _tile_of(match: re.Match[str]) -> Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Function:
+    """One compiled function of a fused kernel."""
+
+    symbol: str
+    cpp_mask: str  # the kind of mask that it is compiled for
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelConfig:
     """One kernel of the library. Everything that multiplies kernels is a field here, and nothing else is."""
 
@@ -219,7 +231,7 @@ class KernelConfig:
 
     @property
     def name(self) -> str:
-        """The kernel's symbol, registry row, manifest key, test id and tuned-table value."""
+        """The kernel's first symbol, registry row, manifest key, test id and tuned-table value."""
         prefix = f"{self.family.value}_{self.arch.value}_d{self.head_dim}_{self.tile.name}"
         return "_".join([prefix, self.dtype.value, *self.flags])
 
@@ -233,6 +245,15 @@ class KernelConfig:
             "split": self.split,
         }
         return tuple(flag for flag, is_given in given.items() if is_given)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The compiled functions of a fused kernel, one for each kind of mask that it takes, no mask first."""
+        kinds = MASK_KINDS if self.general and not self.split else MASK_KINDS[:1]
+        return tuple(
+            Function(symbol="_".join([self.name, *suffix]), cpp_mask=f"fmha_fwd::MaskKind::{name}")
+            for name, suffix in kinds
+        )
 
     @property
     def group(self) -> str:

@@ -116,6 +116,7 @@ def manifest_row(config: KernelConfig) -> dict[str, Any]:
         "is_split": config.split,
         "smem_bytes": config.smem_bytes if one_kernel else None,
         "ctas_per_sm": config.ctas_per_sm if one_kernel else None,
+        "symbols": [function.symbol for function in config.functions] if one_kernel else None,
         "group": config.group,
         "file": config.unit,
     }

@@ -12,6 +12,8 @@ stay in registers (q_in_regs, and every kernel with KV groups). The warps of a g
 tile in 16-byte cp.async. Softmax takes one ex2 per score and one per row for the rescale, and the row
 maximum crosses a quad of lanes in two shuffles. Masks, dropout and causal add other instructions, none of
 these.
+
+A general kernel is several functions, one for each kind of mask: see `symbols`.
 """
 
 from __future__ import annotations
@@ -34,16 +36,15 @@ COUNTED = {
     "MUFU": r"MUFU",
     "SHFL": r"SHFL",
 }
+LOOPS = 2  # of a function: for blocks of keys of which some are not seen, and for whole ones
+
 # Widths, in bytes, of global accesses beside the 16-byte stores of the output:
 _LSE = {4}  # one float a row
 _Q_DIRECT = {4}  # two elements at a time, straight into the operand's registers
-_MASKS = {
-    1,
-    2,
-    4,
-    8,
-    16,
-}  # of every type, at every alignment; lengths and Philox's seed are among these sizes
+_LENGTHS = {4}
+_PHILOX = {8}  # seed and offset
+_MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last word of a function's symbol
+_WIDEST = 16
 SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
 
@@ -72,18 +73,24 @@ def counted(mix: Mix) -> dict[str, int]:
     return {name: mix.count(pattern) for name, pattern in COUNTED.items()}
 
 
-def loop_count(kernel: KernelInfo) -> int:
-    """Main loops: for cut blocks and for whole ones; if it takes masks, for none, bool and bias each."""
-    return 6 if _takes_masks(kernel) else 2
+def symbols(kernel: KernelInfo) -> list[str]:
+    """The functions of a fused kernel: the one without a mask has its name, the others a word more."""
+    masks = list(_MASK_BYTES) if kernel.is_general and not _is_split(kernel) else []
+    return [kernel.name, *(f"{kernel.name}_{mask}" for mask in masks)]
 
 
-def load_widths(kernel: KernelInfo) -> set[int]:
-    """Widths that global loads other than cp.async may have."""
-    if _takes_masks(kernel):
-        return _MASKS
+def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
+    """Widths that global loads of one of the functions may have, other than cp.async."""
     if _is_split(kernel):
         return _PARTS
-    return _Q_DIRECT if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
+    widths = set(_Q_DIRECT) if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
+    if kernel.is_general:
+        widths |= _LENGTHS | (_PHILOX if kernel.has_dropout else set())
+    mask_bytes = _MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
+    if mask_bytes is not None:
+        run = 2 if kernel.has_dropout else 8  # neighbouring keys that a thread holds: kernel_traits.cuh
+        widths |= {mask_bytes, min(run * mask_bytes, _WIDEST)}
+    return widths
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:
@@ -99,7 +106,3 @@ def _is_split(kernel: KernelInfo) -> bool:
 def _takes_q_by_ring(kernel: KernelInfo) -> bool:
     """One warp a group, and a tile of K has room for Q; never in split kernels: kernel_traits.cuh."""
     return not _is_split(kernel) and kernel.kv_groups == kernel.warps and kernel.block_m <= kernel.block_n
-
-
-def _takes_masks(kernel: KernelInfo) -> bool:
-    return kernel.is_general and not _is_split(kernel)

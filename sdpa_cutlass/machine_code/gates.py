@@ -1,8 +1,8 @@
 """The static gates: what must hold of every kernel's machine code, and the table that records what does.
 
-`problems` checks the code against what the tile implies (expected.py): no local memory in plain kernels,
+`problems` checks the code against what the tile implies (expected.py): no local memory but in dropout,
 16-byte global accesses with the exceptions listed there, instruction counts of every main loop, the CTAs per
-SM that the launch bounds promise. The table has one line per kernel with all these numbers, so that a change
+SM that the launch bounds promise. The table has one line per function with all these numbers, so that a change
 of any of them is a line of a diff. Counts stand as `found = derived`.
 """
 
@@ -49,12 +49,12 @@ def problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
 
 def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
     found = []
-    if info is None or not info.is_general:
+    if info is None or not info.has_dropout:
         if code.stack_bytes:
             found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
         if code.local_instructions:
             found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
-    loads = expected.load_widths(info) if info else expected.SOFTMAX_LOADS
+    loads = expected.load_widths(info, code.name) if info else expected.SOFTMAX_LOADS
     stores = expected.store_widths(info) if info else {16, 4}
     for group, allowed in (("LDG", loads), ("STG", stores), ("LDGSTS", {16})):
         wrong = {width: n for width, n in code.mix.widths(group).items() if width not in allowed}
@@ -66,8 +66,8 @@ def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
 
 def _loop_problems(code: KernelCode, info: KernelInfo) -> list[str]:
     found = []
-    if len(code.mma_loops) != expected.loop_count(info):
-        found.append(f"{len(code.mma_loops)} main loops; there must be {expected.loop_count(info)}")
+    if len(code.mma_loops) != expected.LOOPS:
+        found.append(f"{len(code.mma_loops)} main loops; there must be {expected.LOOPS}")
     derived = expected.loop_counts(info)
     for loop in code.mma_loops:
         for name, count in expected.counted(loop.mix).items():
@@ -92,7 +92,7 @@ def ctas_per_sm(code: KernelCode, info: KernelInfo, arch: int = ARCH) -> int:
 
 
 def render(kernels: Sequence[KernelCode], infos: Mapping[str, KernelInfo]) -> str:
-    """The table as Markdown, fused kernels first. `infos`: the rows of the fused family by name."""
+    """The table as Markdown, fused kernels first. `infos`: the rows of the fused family by symbol."""
     fused = [code for code in kernels if code.name in infos]
     others = [code for code in kernels if code.name not in infos]
     compilers = ", ".join(sorted({code.compiler for code in kernels}))
@@ -108,8 +108,9 @@ def render(kernels: Sequence[KernelCode], infos: Mapping[str, KernelInfo]) -> st
 
 
 def fused_rows(rows: Sequence[KernelInfo]) -> dict[str, KernelInfo]:
-    """The rows of the fused family by name; their names are the symbols of their kernels."""
-    return {row.name: row for row in rows if row.family is Family.FMHA_FWD}
+    """The rows of the fused family by the symbols of their functions."""
+    fused = [row for row in rows if row.family is Family.FMHA_FWD]
+    return {symbol: row for row in fused for symbol in expected.symbols(row)}
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:

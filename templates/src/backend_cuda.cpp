@@ -5,7 +5,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -91,17 +93,21 @@ bool launch_blocks(void *stream) {
 constexpr int kSmemWithoutAttribute = 48 * 1024;
 
 Status load(const KernelRow &row) {
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, row.kernel);
-  if (error != cudaSuccess) return cuda_status("cudaFuncGetAttributes", error);
-  if (row.info.smem_bytes <= kSmemWithoutAttribute) return {};
-  error = cudaFuncSetAttribute(row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.info.smem_bytes);
-  return error == cudaSuccess ? Status{} : cuda_status("cudaFuncSetAttribute(MaxDynamicSharedMemorySize)", error);
+  for (const void *const function : row.functions) {
+    if (function == nullptr) break;
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+    if (error != cudaSuccess) return cuda_status("cudaFuncGetAttributes", error);
+    if (row.info.smem_bytes <= kSmemWithoutAttribute) continue;
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, row.info.smem_bytes);
+    if (error != cudaSuccess) return cuda_status("cudaFuncSetAttribute(MaxDynamicSharedMemorySize)", error);
+  }
+  return {};
 }
 
 // Loads a row once per device. Two threads may both do so; that is harmless.
 Status load_once(int index, const KernelRow &row, int device) {
-  if (row.kernel == nullptr) return {};  // several kernels: their launcher sets what they need
+  if (row.functions[0] == nullptr) return {};  // several kernels: their launcher sets what they need
   static std::vector<std::atomic<uint64_t>> loaded_on(static_cast<size_t>(sdpa_kernel_count()));
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   std::atomic<uint64_t> &devices = loaded_on[static_cast<size_t>(index)];
@@ -140,20 +146,26 @@ Status prepare(int index, const KernelRow &row, int device) {
 }
 
 Status occupancy(int index, const KernelRow &row, int device, Occupancy &result) {
-  if (row.kernel == nullptr)
+  if (row.functions[0] == nullptr)
     return make_status(SDPA_NOT_SUPPORTED, "%s launches several kernels; occupancy is that of one", row.info.name);
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
   const Status loaded = load_once(index, row, device);
   if (!loaded.ok()) return loaded;
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, row.kernel);
-  if (error != cudaSuccess) return cuda_status("cudaFuncGetAttributes", error);
-  int ctas = 0;
-  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, row.kernel, row.threads,
-                                                        static_cast<size_t>(row.info.smem_bytes));
-  if (error != cudaSuccess) return cuda_status("cudaOccupancyMaxActiveBlocksPerMultiprocessor", error);
-  result = {attributes.numRegs, static_cast<int32_t>(attributes.localSizeBytes), ctas};
+  result = {0, 0, INT32_MAX};
+  for (const void *const function : row.functions) {
+    if (function == nullptr) break;
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+    if (error != cudaSuccess) return cuda_status("cudaFuncGetAttributes", error);
+    int ctas = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, function, row.threads,
+                                                          static_cast<size_t>(row.info.smem_bytes));
+    if (error != cudaSuccess) return cuda_status("cudaOccupancyMaxActiveBlocksPerMultiprocessor", error);
+    result = {std::max(result.registers, attributes.numRegs),
+              std::max(result.local_bytes, static_cast<int32_t>(attributes.localSizeBytes)),
+              std::min(result.ctas_per_sm, ctas)};
+  }
   return {};
 }
 

@@ -140,7 +140,7 @@ def test_gates_are_written_whole_and_again_the_same(tmp_path: Path) -> None:
 def test_a_broken_gate_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(expected, "loop_count", lambda info: 7)
+    monkeypatch.setattr(expected, "LOOPS", 7)
     assert main(["profile", "--static", "--kernel", PLAIN]) == FAILED
     assert "2 main loops; there must be 7" in capsys.readouterr().out
     file = tmp_path / "gates.md"

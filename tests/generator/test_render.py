@@ -70,7 +70,7 @@ def test_registry_counts_what_the_units_define(files: dict[str, str]) -> None:
     assert f"kNumRowSpans = {len(defined)};" in files["registry.cpp"]
     for path, text in files.items():
         if path.startswith("units/"):
-            count = len(re.findall(r"make_row<[^>]+>\(", text))
+            count = len(re.findall(r"make_row<[^(]+>\(", text))
             assert f"k{Path(path).stem}_rows[{count}]" in text
 
 
@@ -92,7 +92,7 @@ def test_manifest_has_the_files_and_the_rows_of_the_c_abi(release: Space, files:
         "struct_size"
     }
     for row in manifest["kernels"]:
-        assert set(row) == fields | {"group", "file"}
+        assert set(row) == fields | {"symbols", "group", "file"}
 
 
 def test_rows_know_the_resources_of_fused_kernels_only(release: Space) -> None:
@@ -102,6 +102,18 @@ def test_rows_know_the_resources_of_fused_kernels_only(release: Space) -> None:
             assert (row["smem_bytes"], row["ctas_per_sm"]) == (config.smem_bytes, config.ctas_per_sm)
         else:
             assert (row["smem_bytes"], row["ctas_per_sm"]) == (None, None)
+
+
+def test_every_function_of_the_manifest_is_defined_and_registered_once(files: dict[str, str]) -> None:
+    units = "\n".join(text for path, text in files.items() if path.startswith("units/fmha_fwd"))
+    defined = re.findall(r"^void (\w+)\(", units, re.MULTILINE)
+    registered = re.findall(r"Function<\w+,\s+&(\w+)>", units)
+    rows = json.loads(files[MANIFEST])["kernels"]
+    symbols = [symbol for row in rows for symbol in row["symbols"] or ()]
+    assert sorted(defined) == sorted(registered) == sorted(symbols)
+    for row in rows:
+        takes_masks = row["is_general"] and not row["is_split"]
+        assert len(row["symbols"] or ()) == (0 if row["family"] == "unfused" else 4 if takes_masks else 1)
 
 
 def test_one_digest_everywhere(files: dict[str, str]) -> None:

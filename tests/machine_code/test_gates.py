@@ -83,11 +83,35 @@ def test_each_gate_is_noticed(code: dict[str, Any], info: dict[str, Any], compla
     assert all(line.startswith(GOOD.name) for line in found)
 
 
-def test_general_kernels_may_use_local_memory_and_load_masks() -> None:
+def test_dropout_alone_may_use_local_memory() -> None:
     info = dataclasses.replace(INFO, is_general=True)
-    mix = Mix({"LDL": 2, "LDG.E.U8": 1, "LDG.E.128": 4, "STG.E.128": 1})
-    code = dataclasses.replace(GOOD, stack_bytes=48, mix=mix, loops=tuple(loop(a) for a in range(6)))
-    assert gates.problems(code, info) == []
+    code = dataclasses.replace(GOOD, stack_bytes=8, mix=Mix({"LDL": 2, "STG.E.128": 1}))
+    assert len(gates.problems(code, info)) == 2
+    assert gates.problems(code, dataclasses.replace(info, has_dropout=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "has_dropout", "loads", "are_allowed"),
+    [
+        ("", False, ("LDG.E",), True),  # lengths
+        ("", False, ("LDG.E.U8",), False),
+        ("", True, ("LDG.E", "LDG.E.64"), True),  # and Philox's seed
+        ("_bool", False, ("LDG.E.U8", "LDG.E.64"), True),
+        ("_bool", False, ("LDG.E.128",), False),
+        ("_bool", True, ("LDG.E.U8", "LDG.E.U16"), True),
+        ("_bias16", False, ("LDG.E.U16", "LDG.E.128"), True),
+        ("_bias16", False, ("LDG.E.U8",), False),
+        ("_bias32", False, ("LDG.E", "LDG.E.128"), True),
+        ("_bias32", False, ("LDG.E.U16",), False),
+    ],
+)
+def test_each_function_loads_its_own_kind_of_mask(
+    mask: str, has_dropout: bool, loads: tuple[str, ...], are_allowed: bool
+) -> None:
+    info = dataclasses.replace(INFO, is_general=True, has_dropout=has_dropout)
+    assert info.name + mask in expected.symbols(info)
+    code = dataclasses.replace(GOOD, name=info.name + mask, mix=Mix(dict.fromkeys(loads, 1)))
+    assert (gates.problems(code, info) == []) is are_allowed
 
 
 def test_split_kernels_have_two_loops_and_exchange_parts() -> None:

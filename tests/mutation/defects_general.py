@@ -8,6 +8,7 @@ _DENSE = "fmha_fwd/dense_mask.cuh"
 _SEQUENCE = "fmha_fwd/sequence.cuh"
 _DROPOUT = "fmha_fwd/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
+_PARAMS = "fmha_fwd/params.hpp"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 
@@ -79,9 +80,27 @@ GENERAL: tuple[Mutant, ...] = (
     Mutant(
         name="bias_in_log2_units",
         header=_LAUNCH,
-        old="if (params.mask.is_bias()) params.softmax_scale_log2 = kLog2e;",
-        new="if (params.mask.is_bias()) params.softmax_scale_log2 = 1.f;",
+        old="if constexpr (Traits::kHasBias) params.softmax_scale_log2 = kLog2e;",
+        new="if constexpr (Traits::kHasBias) params.softmax_scale_log2 = 1.f;",
         defect="scores with a bias are not brought to log2 units",
+        kernels=Kernels.GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="function_without_mask_for_bool",
+        header=_PARAMS,
+        old="case MaskType::kBool: return MaskKind::kBool;",
+        new="case MaskType::kBool: return MaskKind::kNone;",
+        defect="a boolean mask is given to the function that knows of none",
+        kernels=Kernels.GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="function_of_bias16_for_f32",
+        header=_PARAMS,
+        old="case MaskType::kF32: return MaskKind::kBias32;",
+        new="case MaskType::kF32: return MaskKind::kBias16;",
+        defect="an fp32 bias is given to the function for elements of 16 bits",
         kernels=Kernels.GENERAL,
         by=Check.NUMERICS,
     ),

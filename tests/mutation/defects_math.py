@@ -265,10 +265,19 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="merge_sums_of_one_lane",
         header=_GROUP_MERGE,
-        old="SoftmaxState::across_quad(sum[r]);",
-        new="4.f * sum[r];",
+        old="kSumsFirst ? SoftmaxState::across_quad(softmax.row_sum[i])",
+        new="kSumsFirst ? 4.f * softmax.row_sum[i]",
         defect="KV groups: row sums are not reduced over the quad",
         kernels=Kernels.GROUPS,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="merge_sums_of_one_lane_at_the_end",
+        header=_GROUP_MERGE,
+        old="SoftmaxState::across_quad(sum[r]);",
+        new="4.f * sum[r];",
+        defect="KV groups of one warp: row sums are not reduced over the quad",
+        kernels=Kernels.WARP_GROUPS,
         by=Check.NUMERICS,
     ),
     Mutant(

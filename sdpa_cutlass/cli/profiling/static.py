@@ -32,7 +32,7 @@ CARDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Library:
-    """The CUDA library: its fused rows by name, and the machine code of the kernels that were asked for."""
+    """The CUDA library: its fused rows by symbol, and the machine code of the kernels that were asked for."""
 
     path: Path
     space: str

@@ -23,6 +23,8 @@ struct Status {
 // printf-style. Long texts are cut, never overrun.
 Status make_status(sdpa_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+inline constexpr int kMaxFunctions = 4;  // of a row
+
 struct KernelRow {
   sdpa_kernel_info info;
 
@@ -32,8 +34,9 @@ struct KernelRow {
   // `stream` is a cudaStream_t (unused on the host). The device is already current.
   Status (*launch)(const sdpa_params &params, void *stream);
 
-  // The __global__ function, for attributes and occupancy; null for rows that launch several kernels.
-  const void *kernel;
+  // The __global__ functions of which a launch takes one, for attributes and occupancy; null from the last on. None for
+  // rows that launch several kernels.
+  const void *functions[kMaxFunctions];
   int32_t threads;
 };
 

@@ -14,7 +14,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 3;
 
-extern const char *const kGeneratorDigest = "d3d5f0d9f91355a1c0a69324d90cd4e014adfadc254302c799131b670ea8a4d2";
+extern const char *const kGeneratorDigest = "b7dd6aaf46032b972acdf6983b5511c5b379320f27b3e64f8b090962ad2e815f";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -118,7 +118,10 @@ struct Host {
 
   static int thread_idx() { return simt::thread_idx(); }
   static int block_idx() { return simt::block_idx(); }
+  static int thread_idx_again() { return simt::thread_idx(); }
   static int block_idx_again() { return simt::block_idx(); }
+  static int forget_origin(int value) { return value; }
+  static uint32_t uniform(uint32_t value) { return value; }
   static char *dynamic_smem() { return simt::dynamic_smem(); }
 
   // The defaults are the place in the kernel that calls: see simt/shadow.hpp.

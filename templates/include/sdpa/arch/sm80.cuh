@@ -30,11 +30,23 @@ struct Sm80 {
 
   SDPA_DEVICE static int thread_idx() { return static_cast<int>(threadIdx.x); }
   SDPA_DEVICE static int block_idx() { return static_cast<int>(blockIdx.x); }
-  // block_idx, and the compiler forgets what it knew: what follows from it is computed anew, not kept in registers.
+  // The same indices, and the compiler forgets what it knew: what follows from them is computed anew, not kept in
+  // registers.
+  SDPA_DEVICE static int thread_idx_again() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+  }
   SDPA_DEVICE static int block_idx_again() {
     int index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
     return index;
+  }
+
+  // Any other value, likewise.
+  SDPA_DEVICE static int forget_origin(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
   }
 
   SDPA_DEVICE static char *dynamic_smem() {
@@ -60,6 +72,8 @@ struct Sm80 {
   SDPA_DEVICE static T shfl_xor(T value, int lane_mask) {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
   }
+  // `value`, which is the same in all lanes of a warp: so the compiler may keep it in a register of the warp.
+  SDPA_DEVICE static uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
   SDPA_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
 
   // Between CTAs: what this thread wrote before is seen by whoever sees what it writes after.

@@ -24,14 +24,14 @@ template <class Traits>
 struct DenseMask {
   using Arch = typename Traits::Arch;
 
-  static constexpr int kRun = Traits::kMaskRun;                  // neighbouring columns that a thread holds
-  static constexpr int kRuns = Traits::kBlockN / 4 / kRun;       // of one row
+  static constexpr MaskKind kMask = Traits::kMask;
+  static constexpr int kBytes = kMask == MaskKind::kBool ? 1 : kMask == MaskKind::kBias16 ? 2 : 4;  // of an element
+  static constexpr int kRun = Traits::kMaskRun;             // neighbouring columns that a thread holds
+  static constexpr int kRuns = Traits::kBlockN / 4 / kRun;  // of one row
   static constexpr int kRows = Traits::kRowsPerThread;
-  template <int kBytes>  // of an element
   static constexpr int kWords = (kRun * kBytes + 3) / 4;
-  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
-  template <int kBytes>  // runs that fit
-  static constexpr int kAhead = kCapacity / kWords<kBytes> < kRuns ? kCapacity / kWords<kBytes> : kRuns;
+  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;            // words of a row
+  static constexpr int kAhead = kCapacity / kWords < kRuns ? kCapacity / kWords : kRuns;  // runs that fit
 
   MaskRef const &ref;
   char const *head;  // the mask of this batch and head
@@ -41,26 +41,33 @@ struct DenseMask {
       : ref(mask), head(mask.data + bidb * mask.batch_stride + bidh * mask.head_stride) {}
 
   // Reads what the tile at (first_row, first_col) needs, as far as there is room. kWhole: all its columns exist.
-  template <MaskKind kKind, bool kWhole, class Coords>
+  template <bool kWhole, class Coords>
   SDPA_DEVICE void fetch(Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
-    if constexpr (kKind == MaskKind::kBool) {
-      fetch_runs<1, kWhole>(0, kAhead<1>, coords, first_row, first_col, sequence);
-    } else if constexpr (kKind == MaskKind::kBias) {
-      if (ref.type != MaskType::kF32) fetch_runs<2, kWhole>(0, kAhead<2>, coords, first_row, first_col, sequence);
-    }
+    if constexpr (kMask != MaskKind::kBias32) fetch_runs<kWhole>(0, kAhead, coords, first_row, first_col, sequence);
   }
 
-  // A boolean mask for the scores, coords: (rows, cols) of the same tile. False: no row of this warp sees a key of the
-  // block, and the scores are left as they were.
+  // coords: (rows, cols) of the tile of the scores. False: no row of this warp sees a key of the block, and the scores
+  // are left as they were.
+  template <bool kWhole, class Scores, class Coords>
+  SDPA_DEVICE bool apply(Scores &scores, Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
+    if constexpr (kMask == MaskKind::kBool) return select<kWhole>(scores, coords, first_row, first_col, sequence);
+    if constexpr (kMask == MaskKind::kBias16) add_16<kWhole>(scores, coords, first_row, first_col, sequence);
+    if constexpr (kMask == MaskKind::kBias32) add_32<kWhole>(scores, coords, first_row, first_col, sequence);
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kAllSeen = kRun == 8 ? 0x01010101u : 0x0101u;
+
   template <bool kWhole, class Scores, class Coords>
   SDPA_DEVICE bool select(Scores &scores, Coords const &coords, int first_row, int first_col,
                           Sequence const &sequence) {
-    if constexpr (kAhead<1> == kRuns) {
+    if constexpr (kAhead == kRuns) {
       uint32_t every = kAllSeen, some = 0;
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         CUTE_UNROLL
-        for (int w = 0; w < kRuns * kWords<1>; ++w) {
+        for (int w = 0; w < kRuns * kWords; ++w) {
           every &= words[i][w];
           some |= words[i][w];
         }
@@ -69,12 +76,12 @@ struct DenseMask {
       if (!Arch::any(some != 0)) return false;
     }
     CUTE_UNROLL
-    for (int first = 0; first < kRuns; first += kAhead<1>) {
-      if (first > 0) fetch_runs<1, kWhole>(first, first + kAhead<1>, coords, first_row, first_col, sequence);
-      for_each_run(first, first + kAhead<1>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+    for (int first = 0; first < kRuns; first += kAhead) {
+      if (first > 0) fetch_runs<kWhole>(first, first + kAhead, coords, first_row, first_col, sequence);
+      for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
         CUTE_UNROLL
         for (int c = 0; c < kRun; ++c) {
-          bool const is_seen = (words[i][(u - first) * kWords<1> + c / 4] & 0xffu << (c % 4 * 8)) != 0;
+          bool const is_seen = (words[i][(u - first) * kWords + c / 4] & 0xffu << (c % 4 * 8)) != 0;
           if (!is_seen) scores(i, u * kRun + c) = -INFINITY;
         }
       });
@@ -82,55 +89,55 @@ struct DenseMask {
     return true;
   }
 
-  // A bias for the scores, coords: (rows, cols) of the same tile.
+  // Nothing is read ahead: kCapacity holds too little of it.
   template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE void add(Scores &scores, Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
-    if (ref.type == MaskType::kF32) {
-      auto const add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
-        for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
-          uint32_t wide[kWords<4>];
-          fetch(wide, row_of(coords, i, first_row, sequence), column_of(coords, u, first_col));
-          CUTE_UNROLL
-          for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
-        });
-      };
-      if (ref.is_vectorised) {
-        add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
-          fetch_vector<4, kWhole>(into, row, column, sequence.seqlen_k);
-        });
-      } else {
-        add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
-          fetch_elements<4>(into, row, column, sequence.seqlen_k);
-        });
-      }
-      return;
+  SDPA_DEVICE void add_32(Scores &scores, Coords const &coords, int first_row, int first_col,
+                          Sequence const &sequence) {
+    auto const add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
+      for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        uint32_t wide[kWords];
+        fetch(wide, row_of(coords, i, first_row, sequence), column_of(coords, u, first_col));
+        CUTE_UNROLL
+        for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
+      });
+    };
+    if (ref.is_vectorised) {
+      add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
+        fetch_vector<kWhole>(into, row, column, sequence.seqlen_k);
+      });
+    } else {
+      add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
+        fetch_elements(into, row, column, sequence.seqlen_k);
+      });
     }
+  }
+
+  template <bool kWhole, class Scores, class Coords>
+  SDPA_DEVICE void add_16(Scores &scores, Coords const &coords, int first_row, int first_col,
+                          Sequence const &sequence) {
     CUTE_UNROLL
-    for (int first = 0; first < kRuns; first += kAhead<2>) {
-      if (first > 0) fetch_runs<2, kWhole>(first, first + kAhead<2>, coords, first_row, first_col, sequence);
+    for (int first = 0; first < kRuns; first += kAhead) {
+      if (first > 0) fetch_runs<kWhole>(first, first + kAhead, coords, first_row, first_col, sequence);
       if (ref.type == MaskType::kF16) {
-        for_each_run(first, first + kAhead<2>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
           CUTE_UNROLL
           for (int c = 0; c < kRun; ++c) {
-            uint32_t const word = words[i][(u - first) * kWords<2> + c / 2];
+            uint32_t const word = words[i][(u - first) * kWords + c / 2];
             auto const bits = static_cast<uint16_t>(word >> (c % 2 * 16));
             add(scores(i, u * kRun + c), static_cast<float>(cutlass::half_t::bitcast(bits)));
           }
         });
       } else {
-        for_each_run(first, first + kAhead<2>, [&](int i, int u) SDPA_INLINE_LAMBDA {
+        for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
           CUTE_UNROLL
           for (int c = 0; c < kRun; ++c) {
-            uint32_t const word = words[i][(u - first) * kWords<2> + c / 2];
+            uint32_t const word = words[i][(u - first) * kWords + c / 2];
             add(scores(i, u * kRun + c), as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u));
           }
         });
       }
     }
   }
-
- private:
-  static constexpr uint32_t kAllSeen = kRun == 8 ? 0x01010101u : 0x0101u;
 
   template <class Body>
   SDPA_DEVICE static void for_each_run(int first, int last, Body &&body) {
@@ -151,18 +158,18 @@ struct DenseMask {
 
   // Runs first to last - 1 of every row, to the front of `words`. Rows that do not attend read the last one that does;
   // columns beyond seqlen_k are not read and count as 0.
-  template <int kBytes, bool kWhole, class Coords>
+  template <bool kWhole, class Coords>
   SDPA_DEVICE void fetch_runs(int first, int last, Coords const &coords, int first_row, int first_col,
                               Sequence const &sequence) {
     if (ref.is_vectorised) {
       for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
-        fetch_vector<kBytes, kWhole>(&words[i][(u - first) * kWords<kBytes>], row_of(coords, i, first_row, sequence),
-                                     column_of(coords, u, first_col), sequence.seqlen_k);
+        fetch_vector<kWhole>(&words[i][(u - first) * kWords], row_of(coords, i, first_row, sequence),
+                             column_of(coords, u, first_col), sequence.seqlen_k);
       });
     } else {
       for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
-        fetch_elements<kBytes>(&words[i][(u - first) * kWords<kBytes>], row_of(coords, i, first_row, sequence),
-                               column_of(coords, u, first_col), sequence.seqlen_k);
+        fetch_elements(&words[i][(u - first) * kWords], row_of(coords, i, first_row, sequence),
+                       column_of(coords, u, first_col), sequence.seqlen_k);
       });
     }
   }
@@ -178,52 +185,50 @@ struct DenseMask {
   }
 
   // One run, in a mask that allows vectors: its rows are less than 2^31 bytes apart.
-  template <int kBytes, bool kWhole>
+  template <bool kWhole>
   SDPA_DEVICE void fetch_vector(uint32_t *into, int row, int column, int seqlen_k) const {
     if (kWhole || column + kRun <= seqlen_k) {
-      load_vector<kRun * kBytes>(
-          into, head + static_cast<int64_t>(column) * kBytes + int64_t{row} * static_cast<int32_t>(ref.row_stride));
+      load_vector(into, head + static_cast<int64_t>(column) * kBytes +
+                            int64_t{row} * static_cast<int32_t>(ref.row_stride));
     } else {
-      fetch_elements<kBytes>(into, row, column, seqlen_k);
+      fetch_elements(into, row, column, seqlen_k);
     }
   }
 
-  template <int kBytes>
   SDPA_DEVICE void fetch_elements(uint32_t *into, int row, int column, int seqlen_k) const {
     char const *const from = head + row * ref.row_stride + column * ref.column_stride;
     int const valid = cute::min(int{kRun}, seqlen_k - column);
     CUTE_UNROLL
-    for (int w = 0; w < kWords<kBytes>; ++w) into[w] = 0;
+    for (int w = 0; w < kWords; ++w) into[w] = 0;
     CUTE_NO_UNROLL
     for (int c = kRun - 1; c >= 0; --c) {  // shifted in from above, so that the registers keep constant indices
       CUTE_UNROLL
-      for (int w = kWords<kBytes> - 1; w > 0; --w)
+      for (int w = kWords - 1; w > 0; --w)
         into[w] = kBytes == 4 ? into[w - 1] : into[w] << (8 * kBytes % 32) | into[w - 1] >> (32 - 8 * kBytes) % 32;
       into[0] = kBytes == 4 ? 0 : into[0] << (8 * kBytes % 32);
-      if (c < valid) into[0] |= load_element<kBytes>(from + c * ref.column_stride);
+      if (c < valid) into[0] |= load_element(from + c * ref.column_stride);
     }
   }
 
-  template <int kBytes>
   SDPA_DEVICE static uint32_t load_element(char const *from) {
     if constexpr (kBytes == 1) return *reinterpret_cast<uint8_t const *>(from);
     if constexpr (kBytes == 2) return *reinterpret_cast<uint16_t const *>(from);
     if constexpr (kBytes == 4) return *reinterpret_cast<uint32_t const *>(from);
   }
 
-  template <int kBytes>
   SDPA_DEVICE static void load_vector(uint32_t *into, char const *from) {
-    Arch::check_alignment(from, kBytes < 16 ? kBytes : 16);
-    if constexpr (kBytes == 2) into[0] = *reinterpret_cast<uint16_t const *>(from);
-    if constexpr (kBytes == 4) into[0] = *reinterpret_cast<uint32_t const *>(from);
-    if constexpr (kBytes == 8) {
+    constexpr int kRunBytes = kRun * kBytes;
+    Arch::check_alignment(from, kRunBytes < 16 ? kRunBytes : 16);
+    if constexpr (kRunBytes == 2) into[0] = *reinterpret_cast<uint16_t const *>(from);
+    if constexpr (kRunBytes == 4) into[0] = *reinterpret_cast<uint32_t const *>(from);
+    if constexpr (kRunBytes == 8) {
       uint2 const two = *reinterpret_cast<uint2 const *>(from);
       into[0] = two.x;
       into[1] = two.y;
     }
-    if constexpr (kBytes >= 16) {
+    if constexpr (kRunBytes >= 16) {
       CUTE_UNROLL
-      for (int v = 0; v < kBytes / 16; ++v) {
+      for (int v = 0; v < kRunBytes / 16; ++v) {
         uint4 const four = reinterpret_cast<uint4 const *>(from)[v];
         into[4 * v] = four.x;
         into[4 * v + 1] = four.y;

@@ -39,6 +39,10 @@ struct Dropout {
     key[1] = static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(philox_offset >> 32);
     offset = static_cast<uint32_t>(philox_offset);
     head = static_cast<uint32_t>(tile.bidb) * params.num_heads_q + tile.bidh;
+    key[0] = Arch::uniform(key[0]);
+    key[1] = Arch::uniform(key[1]);
+    offset = Arch::uniform(offset);
+    head = Arch::uniform(head);
     threshold_high = ref.threshold_high;
     threshold_low = ref.threshold_low;
   }

@@ -29,7 +29,7 @@ struct Epilogue {
   template <class Accumulator>
   SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
-    int const tid = Arch::thread_idx();
+    int const tid = Traits::kIsGeneral ? Arch::thread_idx_again() : Arch::thread_idx();
     auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
     Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     Tensor tOcO = make_tensor(tOcO_.data(), accumulator_rows_cols(tOcO_.layout()));     // (rows, cols)

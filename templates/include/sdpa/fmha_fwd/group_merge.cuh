@@ -2,11 +2,13 @@
 //
 // All groups work on the same rows, and thread t of each holds the same elements of O. Each group completes a slice of
 // the columns: a thread keeps that slice in its registers and hands the other slices over, 16 bytes beside those of its
-// neighbours, in the order of the registers. Behind one barrier it adds what the other groups left for its slice. Row
-// sums are still a lane's own then, and completed across the quad at the very end:
+// neighbours, in the order of the registers. Behind one barrier it adds what the other groups left for its slice:
 //
 //   row_max = max_g row_max_g     row_sum = Σ_g exp2(row_max_g - row_max) row_sum_g
 //   O = Σ_g exp2(row_max_g - row_max) O_g     g from the thread's own group on, cyclically
+//
+// Row sums are a lane's own until they cross the quad: before the barrier, where the shuffles of one warp hide under
+// the others, or with one warp a group at the very end.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -24,6 +26,7 @@ struct GroupMerge {
   static constexpr int kGroups = Traits::kKvGroups;
   static constexpr int kTiles = Traits::kHeadDim / 8 / kGroups;  // MMA tiles, of 8 columns, in a slice
   static constexpr int kUnits = Traits::kMmaM * kTiles;
+  static constexpr bool kSumsFirst = Traits::kGroupThreads > 32;
 
   int const group = Arch::thread_idx() / Traits::kGroupThreads;
   int const tid = Arch::thread_idx() % Traits::kGroupThreads;  // in the group
@@ -62,7 +65,7 @@ struct GroupMerge {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       row_max[i] = softmax.row_max[i];
-      row_sum[i] = softmax.row_sum[i];
+      row_sum[i] = kSumsFirst ? SoftmaxState::across_quad(softmax.row_sum[i]) : softmax.row_sum[i];
     }
     CUTE_UNROLL
     for (int m = 0; m < Traits::kMmaM; ++m)
@@ -121,7 +124,7 @@ struct GroupMerge {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         row_max[2 * m + r] = max[r];
-        row_sum[2 * m + r] = SoftmaxState::across_quad(sum[r]);
+        row_sum[2 * m + r] = kSumsFirst ? sum[r] : SoftmaxState::across_quad(sum[r]);
       }
     }
   }

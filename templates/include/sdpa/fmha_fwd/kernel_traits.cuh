@@ -26,7 +26,7 @@ using namespace cute;
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
           int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, bool kIsSplit_,
-          int kCtasPerSm_>
+          int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -43,7 +43,9 @@ struct KernelTraits {
   static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kHasDropout = kHasDropout_;
   static constexpr bool kIsSplit = kIsSplit_;
-  static constexpr bool kHasMasks = kIsGeneral && !kIsSplit;
+  static constexpr MaskKind kMask = kMask_;
+  static constexpr bool kHasMask = kMask != MaskKind::kNone;
+  static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr int kCtasPerSm = kCtasPerSm_;
 
@@ -60,6 +62,7 @@ struct KernelTraits {
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
   static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
+  static_assert(!kHasMask || (kIsGeneral && !kIsSplit), "masks are a general kernel's, and not a split one's");
   static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
   // Columns of q and k, and of v and out.
@@ -93,7 +96,7 @@ struct KernelTraits {
   // Row r of a K or V tile, and column r of S, is key KeyOrder(r) of the block. For a dense mask the keys of 32 are
   // permuted so that the columns 8t + 2l + {0, 1} of lane l in a quad are its neighbours 8l + 2t + {0, 1}; softmax and
   // P V do not care. Dropout needs the order as it is.
-  static constexpr bool kPermuteKeys = kHasMasks && !kHasDropout;
+  static constexpr bool kPermuteKeys = kHasMask && !kHasDropout;
   static constexpr int kMaskRun = kPermuteKeys ? 8 : 2;  // neighbouring keys that a thread holds
   using KeyOrder = std::conditional_t<
       kPermuteKeys, Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,

@@ -120,7 +120,6 @@ inline MaskRef to_mask(sdpa_params const &p, int run) {
   mask.row_stride = p.mask_stride[2] * bytes;
   mask.column_stride = p.mask_stride[3] * bytes;
   mask.scores_scale = std::fabs(p.softmax_scale);
-  if (mask.type == MaskType::kNone) return mask;
   int64_t const alignment = run * bytes < 16 ? run * bytes : 16;
   int64_t const all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
                       (p.num_heads_q > 1 ? mask.head_stride : 0) | (p.seqlen_q > 1 ? mask.row_stride : 0);
@@ -158,8 +157,8 @@ typename Traits::Params to_params(sdpa_params const &p) {
     params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
     if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
     if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
-    params.mask = to_mask(p, Traits::kMaskRun);
-    if (params.mask.is_bias()) params.softmax_scale_log2 = kLog2e;
+    if constexpr (Traits::kHasMask) params.mask = to_mask(p, Traits::kMaskRun);
+    if constexpr (Traits::kHasBias) params.softmax_scale_log2 = kLog2e;
     if (p.mask && p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
     params.dropout = to_dropout(p);
   }
@@ -177,11 +176,32 @@ typename Traits::Params to_params(sdpa_params const &p) {
   return params;
 }
 
-template <class Traits, void (*kKernel)(typename Traits::Params)>
-Status launch(sdpa_params const &p, void *stream) {
+// A compiled function and what it was compiled for.
+template <class Traits_, void (*kKernel_)(typename Traits_::Params)>
+struct Function {
+  using Traits = Traits_;
+  static constexpr auto kKernel = kKernel_;
+};
+
+template <class Function>
+Status launch_function(sdpa_params const &p, void *stream) {
+  using Traits = typename Function::Traits;
   auto const params = to_params<Traits>(p);
   int64_t const grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
-  return Traits::Arch::launch(kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params, stream);
+  return Traits::Arch::launch(Function::kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params,
+                              stream);
+}
+
+// Launches the function for the problem's kind of mask.
+template <class Function, class... Others>
+Status launch(sdpa_params const &p, void *stream) {
+  if (mask_kind(static_cast<MaskType>(p.mask_type)) == Function::Traits::kMask)
+    return launch_function<Function>(p, stream);
+  if constexpr (sizeof...(Others) > 0) {
+    return launch<Others...>(p, stream);
+  } else {
+    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.mask_type, Function::Traits::kName);
+  }
 }
 
 // Of a split kernel: O and the statistics of every split of every tile.
@@ -192,9 +212,12 @@ uint64_t workspace_bytes(sdpa_params const &p) {
   return rows * (Traits::kHeadDim * sizeof(float) + sizeof(float2));
 }
 
-// Traits adds kName to KernelTraits.
-template <class Traits, void (*kKernel)(typename Traits::Params)>
+// One function for each kind of mask that the kernel takes, no mask first; their Traits differ in kMask alone, and add
+// kName to KernelTraits.
+template <class First, class... Others>
 KernelRow make_row() {
+  using Traits = typename First::Traits;
+  static_assert(sizeof...(Others) < kMaxFunctions);
   KernelRow row = {};
   row.info.struct_size = sizeof(sdpa_kernel_info);
   row.info.dtype = std::is_same_v<typename Traits::Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
@@ -216,8 +239,10 @@ KernelRow make_row() {
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = workspace_bytes<Traits>;
-  row.launch = launch<Traits, kKernel>;
-  row.kernel = reinterpret_cast<void const *>(kKernel);
+  row.launch = launch<First, Others...>;
+  row.functions[0] = reinterpret_cast<void const *>(First::kKernel);
+  int index = 1;
+  ((row.functions[index++] = reinterpret_cast<void const *>(Others::kKernel)), ...);
   row.threads = Traits::kThreads;
   return row;
 }

@@ -56,7 +56,7 @@ struct Mainloop {
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr bool kIsGeneral = Traits::kIsGeneral;
-  static constexpr bool kHasMasks = Traits::kHasMasks;
+  static constexpr bool kHasMask = Traits::kHasMask;
   static constexpr int kStages = Traits::kStages;
   static constexpr int kKvGroups = Traits::kKvGroups;
   static constexpr int kRing = Traits::kRingTiles;
@@ -103,6 +103,11 @@ struct Mainloop {
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
     };
 
+    // General kernels have no registers to keep what follows from `value` for the loop: it is computed where it is used.
+    auto const again = [](int value) SDPA_INLINE_LAMBDA {
+      return kIsGeneral && !Traits::kIsSplit ? Arch::forget_origin(value) : value;
+    };
+
     // ---- global → shared ----
     using CopyKV = TileCopy<Traits, kBlockN, typename Traits::KeyOrder>;
     CopyKV const copy_k(k_ptr, sequence.seqlen_k, params.k.row_stride, tid);
@@ -120,10 +125,10 @@ struct Mainloop {
     };
     // Only a group's first block can reach beyond seqlen_k.
     auto const load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
-      load(may_end, copy_k, tKgK, n_block, smem_k + slot * Traits::kTileKV, Traits::head_dim(params));
+      load(may_end, copy_k, tKgK, n_block, smem_k + slot * Traits::kTileKV, again(Traits::head_dim(params)));
     };
     auto const load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
-      load(may_end, copy_v, tVgV, n_block, smem_v + slot * Traits::kTileKV, Traits::head_dim_v(params));
+      load(may_end, copy_v, tVgV, n_block, smem_v + slot * Traits::kTileKV, again(Traits::head_dim_v(params)));
     };
 
     // ---- shared → registers → MMA ----
@@ -193,7 +198,7 @@ struct Mainloop {
     // ---- what only general kernels have ----
     int const first_row = tile.m_block * kBlockM;
     [[maybe_unused]] auto mask = [&] {
-      if constexpr (kHasMasks) {
+      if constexpr (kHasMask) {
         return DenseMask<Traits>(params.mask, tile.bidb, tile.bidh);
       } else {
         return nullptr;
@@ -212,7 +217,7 @@ struct Mainloop {
     int slot_k = 0;               // of block n
     int slot_v = kFirstSlotV;     // of block n
     int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
-    auto const step = [&](auto needs_mask, auto mask_kind) SDPA_INLINE_LAMBDA {
+    auto const step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
       if constexpr (kStages == 1) {
         if (first) {
           Arch::template cp_async_wait<kRing - 1>();
@@ -240,9 +245,8 @@ struct Mainloop {
       }
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
-      constexpr MaskKind kMask = decltype(mask_kind)::value;
       int const first_col = n_block * kBlockN;
-      if constexpr (kHasMasks) mask.template fetch<kMask, kWhole>(tScS, first_row, first_col, sequence);
+      if constexpr (kHasMask) mask.template fetch<kWhole>(tScS, again(first_row), first_col, sequence);
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
       clear(tSrS);
@@ -264,20 +268,16 @@ struct Mainloop {
 
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
       bool is_seen = true;
-      if constexpr (kHasMasks) {
-        if constexpr (kMask == MaskKind::kBool)
-          is_seen = mask.template select<kWhole>(scores, tScS, first_row, first_col, sequence);
-        if constexpr (kMask == MaskKind::kBias) mask.template add<kWhole>(scores, tScS, first_row, first_col, sequence);
-      }
+      if constexpr (kHasMask) is_seen = mask.template apply<kWhole>(scores, tScS, again(first_row), first_col, sequence);
       if (is_seen) {
-        if constexpr (!kWhole) apply_mask<Traits>(scores, tScS, first_row, first_col, params, sequence);
-        softmax.template update<kMask == MaskKind::kBias>(scores, tOrO_rows, params.softmax_scale_log2);
+        if constexpr (!kWhole) apply_mask<Traits>(scores, tScS, again(first_row), first_col, params, sequence);
+        softmax.template update<Traits::kHasBias>(scores, tOrO_rows, params.softmax_scale_log2);
 
         Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
         convert(tSrS, tOrP_);
         if constexpr (Traits::kHasDropout) {
           Tensor pairs = recast<uint32_t>(tOrP_);  // ((1, 2), MMA_M, MMA_N)
-          dropout.apply(pairs, tScS, first_row, first_col);
+          dropout.apply(pairs, tScS, kHasMask || Traits::kQInRegs ? again(first_row) : first_row, first_col);
         }
         Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
         gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),
@@ -293,21 +293,8 @@ struct Mainloop {
         slot_k = before(slot_k);
       }
     };
-    auto const walk = [&](auto mask_kind) SDPA_INLINE_LAMBDA {
-      while (n_block >= keys.n_block_full) step(true_type{}, mask_kind);
-      while (n_block >= 0) step(false_type{}, mask_kind);
-    };
-    if constexpr (kHasMasks) {
-      if (params.mask.type == MaskType::kBool) {
-        walk(constant<MaskKind, MaskKind::kBool>{});
-      } else if (params.mask.is_bias()) {
-        walk(constant<MaskKind, MaskKind::kBias>{});
-      } else {
-        walk(constant<MaskKind, MaskKind::kNone>{});
-      }
-    } else {
-      walk(constant<MaskKind, MaskKind::kNone>{});
-    }
+    while (n_block >= keys.n_block_full) step(true_type{});
+    while (n_block >= 0) step(false_type{});
     Arch::template cp_async_wait<0>();
   }
 

@@ -34,10 +34,19 @@ struct Params {
   TileScheduler scheduler;
 };
 
-// What the loop over key blocks is compiled for; MaskType says more.
-enum class MaskKind { kNone, kBool, kBias };
-
 enum class MaskType : int32_t { kNone, kBool, kF16, kBf16, kF32 };
+
+// What a function is compiled for; kBias16 serves fp16 and bf16.
+enum class MaskKind { kNone, kBool, kBias16, kBias32 };
+
+SDPA_HOST_DEVICE constexpr MaskKind mask_kind(MaskType type) {
+  switch (type) {
+    case MaskType::kNone: return MaskKind::kNone;
+    case MaskType::kBool: return MaskKind::kBool;
+    case MaskType::kF32: return MaskKind::kBias32;
+    default: return MaskKind::kBias16;
+  }
+}
 
 // A dense mask or bias, broadcast by strides of 0.
 struct MaskRef {
@@ -49,8 +58,6 @@ struct MaskRef {
   MaskType type;
   int32_t is_vectorised;  // columns are neighbours and every run of a thread's columns starts aligned
   float scores_scale;     // with a bias: |softmax_scale|
-
-  SDPA_HOST_DEVICE bool is_bias() const { return type >= MaskType::kF16; }
 };
 
 // Lengths of the sequences of a batch in device memory; each pointer may be null.

@@ -47,7 +47,6 @@ constexpr KernelRow make_row(char const *name) {
 #else
   row.launch = Pipeline<kDtype, kHeadDim, kBlockM, kBlockN, kStages, kNWarps>::launch;
 #endif
-  row.kernel = nullptr;
   row.threads = 32 * kNWarps;
   return row;
 }
