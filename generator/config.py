@@ -248,7 +248,7 @@ class KernelConfig:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """The compiled functions of a fused kernel, one for each kind of mask that it takes, no mask first."""
+        """The compiled functions of a fused kernel: one for each kind of mask it takes, no mask first."""
         kinds = MASK_KINDS if self.general and not self.split else MASK_KINDS[:1]
         return tuple(
             Function(symbol="_".join([self.name, *suffix]), cpp_mask=f"fmha_fwd::MaskKind::{name}")

@@ -2,8 +2,8 @@
 
 `problems` checks the code against what the tile implies (expected.py): no local memory but in dropout,
 16-byte global accesses with the exceptions listed there, instruction counts of every main loop, the CTAs per
-SM that the launch bounds promise. The table has one line per function with all these numbers, so that a change
-of any of them is a line of a diff. Counts stand as `found = derived`.
+SM that the launch bounds promise. The table has one line per function with all these numbers, so that a
+change of any of them is a line of a diff. Counts stand as `found = derived`.
 """
 
 from __future__ import annotations
