@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_REGISTERS = 255
-# What a thread of a kernel with dropout may keep in local memory: strides, lengths, Philox keys.
-MAX_DROPOUT_STACK_BYTES = 96
+# What a thread of a kernel with dropout may keep in local memory.
+MAX_DROPOUT_STACK_BYTES = 8
 _LOCAL_MEMORY = ("spill_store_bytes", "spill_load_bytes", "stack_bytes")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sdpa_cutlass.cli import decode_tables, mask_tables, wall_tables
-from sdpa_cutlass.cli.cells import MISSING, number, overhead, ratio
+from sdpa_cutlass.cli.cells import MISSING, overhead, ratio
 from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.summary import Comparison, compare, overall
 
@@ -101,7 +101,7 @@ def _decode(one: Comparison) -> bool:
 def _time(choice: Choice, below: float) -> Measure:
     def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
         times = [time for one in comparisons if choice(one) and (time := one.time_us("fused")) is not None]
-        return Reached(f"{number(max(times))} µs", max(times) < below) if times else None
+        return Reached(f"{max(times):.4g} µs", max(times) < below) if times else None
 
     return reached
 
@@ -110,7 +110,7 @@ def _wall(call: str, at_most: float) -> Measure:
     def reached(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Reached | None:
         rows = [one.row(call) for one in comparisons if one.problem.suite == wall_tables.SUITE]
         times = [row.wall_us for row in rows if row is not None and row.wall_us is not None]
-        return Reached(f"{number(max(times))} µs", max(times) <= at_most) if times else None
+        return Reached(f"{max(times):.4g} µs", max(times) <= at_most) if times else None
 
     return reached
 

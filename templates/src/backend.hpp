@@ -18,7 +18,7 @@ int cuda_runtime_version();
 // Makes `device` current, runs the row on `stream`, and makes the caller's device current again.
 Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream);
 
-// Loads the row's kernel on `device` and sets what has to be set before its first launch.
+// Loads the row's functions on `device` and sets what has to be set before its first launch.
 Status prepare(int index, const KernelRow &row, int device);
 
 struct Occupancy {

@@ -156,6 +156,7 @@ SDPA_API int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t
 SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void *stream);
 
 /* Registers, local memory (spills) and CTAs per SM of the code loaded on `device`, as the CUDA runtime reports them.
+ * Of a kernel with a function for each kind of mask, the most and the fewest CTAs of any.
  * SDPA_NOT_SUPPORTED in the host library and for rows that launch several kernels. */
 SDPA_API int sdpa_kernel_occupancy(int index, int device, int32_t *registers, int32_t *local_bytes,
                                    int32_t *ctas_per_sm);

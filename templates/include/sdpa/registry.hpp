@@ -34,8 +34,8 @@ struct KernelRow {
   // `stream` is a cudaStream_t (unused on the host). The device is already current.
   Status (*launch)(const sdpa_params &params, void *stream);
 
-  // The __global__ functions of which a launch takes one, for attributes and occupancy; null from the last on. None for
-  // rows that launch several kernels.
+  // The __global__ functions of which a launch takes one, for attributes and occupancy; the rest is null, and all of it
+  // for rows that launch several kernels.
   const void *functions[kMaxFunctions];
   int32_t threads;
 };
