@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-LEAST_WIDTH = 150  # of a table whose cells all fit
+LEAST_WIDTH = 180  # of a table whose cells all fit
 
 
 def require(modules: list[str]) -> None:
