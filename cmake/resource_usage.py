@@ -2,8 +2,8 @@
 
 One entry per unit (seconds, object bytes) with one entry per kernel and architecture: registers, spills,
 stack, static and dynamic shared memory, and, where cuobjdump is at hand, the bytes of machine code. With
---check, a fused kernel that spills, one with dropout that keeps more than a few values in local memory, and
-one that is missing fail the build: a line names the function and the number.
+--check, a fused kernel that spills or keeps anything in local memory and one that is missing fail the build:
+a line names the function and the number.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_REGISTERS = 255
-# What a thread of a kernel with dropout may keep in local memory.
-MAX_DROPOUT_STACK_BYTES = 8
-_LOCAL_MEMORY = ("spill_store_bytes", "spill_load_bytes", "stack_bytes")
+# The most that a thread of a fused kernel may have of each.
+_LIMITS = {"spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "registers": MAX_REGISTERS}
 
 
 def code_bytes(cubin: bytes) -> dict[str, int]:
@@ -91,18 +90,16 @@ def find_problems(units: list[dict[str, Any]], manifest: dict[str, Any]) -> list
     for row in manifest["kernels"]:
         for symbol in row["symbols"] or ():
             if symbol in compiled:
-                problems += _function_problems(symbol, compiled[symbol], has_dropout=row["has_dropout"])
+                problems += _function_problems(symbol, compiled[symbol])
             else:
                 problems.append(f"{symbol}: in the manifest, but no compiled unit holds it")
     return problems
 
 
-def _function_problems(symbol: str, function: dict[str, Any], *, has_dropout: bool) -> list[str]:
-    limits = {"stack_bytes": MAX_DROPOUT_STACK_BYTES} if has_dropout else dict.fromkeys(_LOCAL_MEMORY, 0)
-    limits["registers"] = MAX_REGISTERS
+def _function_problems(symbol: str, function: dict[str, Any]) -> list[str]:
     return [
         f"{symbol}: {key} is {function[key]}; at most {limit}"
-        for key, limit in limits.items()
+        for key, limit in _LIMITS.items()
         if function[key] > limit
     ]
 

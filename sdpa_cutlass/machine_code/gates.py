@@ -1,6 +1,6 @@
 """The static gates: what must hold of every kernel's machine code, and the table that records what does.
 
-`problems` checks the code against what the tile implies (expected.py): no local memory but in dropout,
+`problems` checks the code against what the tile implies (expected.py): no local memory,
 16-byte global accesses with the exceptions listed there, instruction counts of every main loop, the CTAs per
 SM that the launch bounds promise. The table has one line per function with all these numbers, so that a
 change of any of them is a line of a diff. Counts stand as `found = derived`.
@@ -49,11 +49,10 @@ def problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
 
 def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
     found = []
-    if info is None or not info.has_dropout:
-        if code.stack_bytes:
-            found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
-        if code.local_instructions:
-            found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
+    if code.stack_bytes:
+        found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
+    if code.local_instructions:
+        found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
     loads = expected.load_widths(info, code.name) if info else expected.SOFTMAX_LOADS
     stores = expected.store_widths(info) if info else {16, 4}
     for group, allowed in (("LDG", loads), ("STG", stores), ("LDGSTS", {16})):

@@ -114,25 +114,17 @@ def test_launcher_passes_a_failure_on(tmp_path: Path, compiler: list[str]) -> No
 def test_check_finds_what_breaks_a_limit(change: dict[str, Any], complaint: str | None) -> None:
     sizes = {"spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0}
     kernel = {"name": "fmha_fwd_a", "registers": 222, **sizes}
-    row = {"name": "fmha_fwd_a", "symbols": ["fmha_fwd_a"], "has_dropout": False}
-    manifest = {"kernels": [row, {"name": "b", "symbols": None, "has_dropout": False}]}
+    row = {"name": "fmha_fwd_a", "symbols": ["fmha_fwd_a"]}
+    manifest = {"kernels": [row, {"name": "b", "symbols": None}]}
     problems = resource_usage_script.find_problems([{"kernels": [kernel | change]}], manifest)
     assert [complaint in problem for problem in problems] == ([True] if complaint else [])
-
-
-@pytest.mark.parametrize(("stack_bytes", "is_allowed"), [(0, True), (8, True), (16, False)])
-def test_kernels_with_dropout_may_keep_a_little_in_local_memory(stack_bytes: int, is_allowed: bool) -> None:
-    kernel = {"name": "fmha_fwd_a", "registers": 255, "stack_bytes": stack_bytes}
-    row = {"name": "fmha_fwd_a", "symbols": ["fmha_fwd_a"], "has_dropout": True}
-    problems = resource_usage_script.find_problems([{"kernels": [kernel]}], {"kernels": [row]})
-    assert (problems == []) is is_allowed
 
 
 def test_every_function_of_a_kernel_is_checked() -> None:
     sizes = {"spill_store_bytes": 0, "spill_load_bytes": 0}
     kernels = [{"name": "a", "registers": 90, "stack_bytes": 0, **sizes}]
     kernels += [{"name": "a_bool", "registers": 90, "stack_bytes": 8, **sizes}]
-    row = {"name": "a", "symbols": ["a", "a_bool", "a_bias16"], "has_dropout": False}
+    row = {"name": "a", "symbols": ["a", "a_bool", "a_bias16"]}
     assert resource_usage_script.find_problems([{"kernels": kernels}], {"kernels": [row]}) == [
         "a_bool: stack_bytes is 8; at most 0",
         "a_bias16: in the manifest, but no compiled unit holds it",

@@ -83,11 +83,11 @@ def test_each_gate_is_noticed(code: dict[str, Any], info: dict[str, Any], compla
     assert all(line.startswith(GOOD.name) for line in found)
 
 
-def test_dropout_alone_may_use_local_memory() -> None:
-    info = dataclasses.replace(INFO, is_general=True)
+@pytest.mark.parametrize("has_dropout", [False, True])
+def test_general_kernels_use_no_local_memory_either(has_dropout: bool) -> None:
+    info = dataclasses.replace(INFO, is_general=True, has_dropout=has_dropout)
     code = dataclasses.replace(GOOD, stack_bytes=8, mix=Mix({"LDL": 2, "STG.E.128": 1}))
     assert len(gates.problems(code, info)) == 2
-    assert gates.problems(code, dataclasses.replace(info, has_dropout=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ GENERAL: tuple[Mutant, ...] = (
     Mutant(
         name="mask_head_for_batch",
         header=_DENSE,
-        old="mask.data + bidb * mask.batch_stride + bidh * mask.head_stride",
-        new="mask.data + bidb * mask.head_stride + bidh * mask.batch_stride",
+        old="ref.data + tile.bidb * ref.batch_stride + tile.bidh * ref.head_stride",
+        new="ref.data + tile.bidb * ref.head_stride + tile.bidh * ref.batch_stride",
         defect="the mask of another batch and head",
         kernels=Kernels.GENERAL,
         by=Check.NUMERICS,

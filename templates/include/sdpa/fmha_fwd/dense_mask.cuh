@@ -37,8 +37,11 @@ struct DenseMask {
   char const *head;  // the mask of this batch and head
   uint32_t words[kRows][kCapacity];
 
-  SDPA_DEVICE DenseMask(MaskRef const &mask, int bidb, int bidh)
-      : ref(mask), head(mask.data + bidb * mask.batch_stride + bidh * mask.head_stride) {}
+  SDPA_DEVICE DenseMask(MaskRef const &mask, WorkTile const &tile) : ref(mask) { find_head(tile); }
+
+  SDPA_DEVICE void find_head(WorkTile const &tile) {
+    head = ref.data + tile.bidb * ref.batch_stride + tile.bidh * ref.head_stride;
+  }
 
   // Reads what the tile at (first_row, first_col) needs, as far as there is room. kWhole: all its columns exist.
   template <bool kWhole, class Coords>

@@ -34,7 +34,7 @@ struct Kernel {
  private:
   SDPA_DEVICE static void run_tile(typename Traits::Params const &params) {
     char *const smem = Arch::dynamic_smem();
-    WorkTile const tile = work_tile(params, Arch::block_idx());
+    WorkTile const tile = Traits::work_tile(params, Arch::block_idx());
     Sequence const sequence = Sequence::make(params, tile.bidb);
     int const first_row = tile.m_block * Traits::kBlockM;
     if (Traits::kIsGeneral && first_row >= sequence.num_rows) return;
@@ -49,7 +49,7 @@ struct Kernel {
     Mainloop<Traits>::run(params, tile, sequence, keys, smem, tOrO, softmax);
 
     if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
-      WorkTile const same_tile = work_tile(params, Arch::block_idx_again());
+      WorkTile const same_tile = Traits::work_tile(params, Arch::block_idx_again());
       store(params, same_tile, Sequence::make(params, same_tile.bidb), smem, tOrO, softmax);
     } else {
       store(params, tile, sequence, smem, tOrO, softmax);
@@ -102,13 +102,6 @@ struct Kernel {
     } else {
       Epilogue<Traits>::merge_tile(params, tile, sequence, smem, tOrO, softmax);
     }
-  }
-
-  SDPA_DEVICE static WorkTile work_tile(typename Traits::Params const &params, int block_idx) {
-    if constexpr (Traits::kIsGeneral) {
-      if (!params.is_causal) return params.scheduler.template tile<false, true>(block_idx);
-    }
-    return params.scheduler.template tile<Traits::kMayBeCausal, Traits::kIsGeneral>(block_idx);
   }
 };
 

@@ -75,6 +75,15 @@ struct KernelTraits {
     return kHeadDim;
   }
 
+  // The tile of a CTA; a split kernel counts otherwise.
+  SDPA_DEVICE static WorkTile work_tile(Params const &params, int block_idx) {
+    static_assert(!kIsSplit);
+    if constexpr (kIsGeneral) {
+      if (!params.is_causal) return params.scheduler.template tile<false, true>(block_idx);
+    }
+    return params.scheduler.template tile<kMayBeCausal, kIsGeneral>(block_idx);
+  }
+
   // The position in its sequence of row `row`: a tile of a split kernel holds the rows of all heads of a key head.
   SDPA_DEVICE static int position(Params const &params, int row) {
     if constexpr (kIsSplit) return params.heads_per_kv.div(row);
@@ -151,6 +160,8 @@ struct KernelTraits {
   // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
   // At head_dim 80 the plain kernel spills without this, and the causal one with it.
   static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
+  // With dropout, the largest of them leave none for the mask's address either; smaller ones spill with this.
+  static constexpr bool kFindsMaskAgain = kHasMask && kHasDropout && kBlockM * kHeadDim >= 128 * 128;
   static_assert(kBlockN % kRowsPerPass == 0, "a pass of the K and V loads covers whole tiles");
   static_assert(kQDirect || kBlockM % kRowsPerPass == 0, "a pass of the Q loads covers whole tiles");
 };

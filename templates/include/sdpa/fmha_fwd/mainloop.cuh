@@ -199,7 +199,7 @@ struct Mainloop {
     int const first_row = tile.m_block * kBlockM;
     [[maybe_unused]] auto mask = [&] {
       if constexpr (kHasMask) {
-        return DenseMask<Traits>(params.mask, tile.bidb, tile.bidh);
+        return DenseMask<Traits>(params.mask, tile);
       } else {
         return nullptr;
       }
@@ -246,6 +246,7 @@ struct Mainloop {
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
       int const first_col = n_block * kBlockN;
+      if constexpr (Traits::kFindsMaskAgain) mask.find_head(Traits::work_tile(params, Arch::block_idx_again()));
       if constexpr (kHasMask) mask.template fetch<kWhole>(tScS, again(first_row), first_col, sequence);
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
