@@ -50,9 +50,10 @@ _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
 _LOGIT_BYTES = 4  # read once and written once, in 16 bits
 _GENERAL_SLOWDOWN = 1.04
+_PADDED_SLOWDOWN = 1.15  # of a kernel for a larger head_dim: columns are predicated
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
-_SPLIT_CYCLES = 3000  # partial results to memory, and a counter
+_SPLIT_CYCLES = 4500  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
@@ -129,15 +130,34 @@ def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate
     ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
 
     def body(resident: int) -> float:
-        return mean_rounds * work.cycles(resident) + masking + merge * resident
+        return mean_rounds * work.cycles(resident) + (masking + merge) * resident
 
-    cycles = _spread(ctas, _resident(kernel, device), device.sms, ends, body)
-    longest = ends + max(rounds) * work.cycles(1) + masking + merge
+    resident = _resident(kernel, device)
+    cycles = _spread(ctas, resident, device.sms, ends, body)
+    neighbours = min(_ceil_div(ctas, device.sms), resident)
+    longest = (
+        ends + _longest_rounds(rounds, ctas, resident, device.sms, work) + (masking + merge) * neighbours
+    )
     computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
     useful = _visible_scores(problem) / max(computed, 1)
     cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
+    if kernel.head_dim > max(problem.head_dim, problem.head_dim_v):
+        cycles *= _PADDED_SLOWDOWN
     cycles += _meeting_cycles(kernel, rows, num_splits)
     return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device, num_splits)
+
+
+def _longest_rounds(rounds: list[int], ctas: int, resident: int, sms: int, work: _Work) -> float:
+    """Cycles of the rounds of the longest CTA, which shares its SM with shorter ones as long as they last.
+
+    `rounds` of evenly spaced rows of tiles, longest first, as CTAs start. When all of them start at once, an
+    SM has every `sms`-th CTA; in grids of several waves the longest one counts as if it were alone.
+    """
+    share = _ceil_div(ctas, sms)
+    if share > resident:
+        return rounds[0] * work.cycles(1)
+    left = [rounds[i * sms * len(rounds) // ctas] for i in range(share)] + [0]
+    return sum((left[i] - left[i + 1]) * work.cycles(i + 1) for i in range(share))
 
 
 def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:

@@ -3,7 +3,7 @@
 The C++ cases hold the expectations; this file compiles them with g++ in four ways and runs every case in
 a process of its own, so that a crash or a hang is the failure of one case:
 
-- ``plain``: as the library is built, with the CuTe cases of the policy ``sdpa::arch::Host``;
+- ``plain``: as the library is built, with the cases of the policy ``sdpa::arch::Host`` and of the scheduler;
 - ``portable``: ucontext instead of the x86-64 stack switch, no vector instructions;
 - ``sanitized``: AddressSanitizer (with stack-use-after-return) and UndefinedBehaviorSanitizer;
 - ``observed``: plain loads and stores of shared memory are seen as well (simt/observed.hpp).
@@ -40,7 +40,7 @@ ENGINE = [
     *("main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
     *("arrivals_test.cpp", *RACES),
 ]
-CUTE = ["host_policy_test.cpp"]
+CUTE = ["host_policy_test.cpp", "tile_scheduler_test.cpp"]
 PLACES = "places_test.cpp"
 CASE_TIMEOUT_S = 300
 

@@ -185,6 +185,24 @@ MEMORY: tuple[Mutant, ...] = (
         kernels=Kernels.RING,
         by=Check.OUTSIDE,
     ),
+    Mutant(
+        name="tiles_beyond_runs_repeat_the_first",
+        header=_SCHEDULER,
+        old="      from_longest += in_whole_runs;\n",
+        new="",
+        defect="causal, KV groups: the tiles beyond the last whole run are never computed",
+        kernels=Kernels.GROUPS,
+        by=Check.OUTSIDE,
+    ),
+    Mutant(
+        name="runs_of_one_head_only",
+        header=_SCHEDULER,
+        old="int const heads = is_full_section ? section_heads.divisor : last_heads.divisor;",
+        new="int const heads = last_heads.divisor;",
+        defect="causal, KV groups: tiles beyond whole runs are counted from too low an index",
+        kernels=Kernels.GROUPS,
+        by=Check.OUTSIDE,
+    ),
     # ---- shared memory layouts ----
     Mutant(
         name="swizzle_of_vt_mismatched",

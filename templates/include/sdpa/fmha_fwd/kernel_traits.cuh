@@ -52,6 +52,8 @@ struct KernelTraits {
   static constexpr int kThreads = 32 * kNWarps;
   static constexpr int kWarpsM = kNWarps / kKvGroups;  // warps of one group, each with rows of its own
   static constexpr int kGroupThreads = 32 * kWarpsM;
+  // Small grids are what KV groups are for.
+  static constexpr CausalOrder kCausalOrder = kKvGroups > 1 ? CausalOrder::kInRuns : CausalOrder::kLongestFirst;
 
   static_assert(kNWarps % kKvGroups == 0 && kKvGroups <= 8, "every KV group has the same number of warps");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "a warp's MMA covers 16 query rows");
@@ -79,9 +81,9 @@ struct KernelTraits {
   SDPA_DEVICE static WorkTile work_tile(Params const &params, int block_idx) {
     static_assert(!kIsSplit);
     if constexpr (kIsGeneral) {
-      if (!params.is_causal) return params.scheduler.template tile<false, true>(block_idx);
+      if (!params.is_causal) return params.scheduler.template tile<false, true, kCausalOrder>(block_idx);
     }
-    return params.scheduler.template tile<kMayBeCausal, kIsGeneral>(block_idx);
+    return params.scheduler.template tile<kMayBeCausal, kIsGeneral, kCausalOrder>(block_idx);
   }
 
   // The position in its sequence of row `row`: a tile of a split kernel holds the rows of all heads of a key head.

@@ -1,9 +1,11 @@
 // Which tile a CTA computes: linear block index → (m_block, bidh, bidb).
 //
-// Two orders. Full attention: the m_blocks of one head follow each other, so K and V of that head are read from L2.
-// Causal: the cost of a tile grows with m_block, so the longest tiles start first; to keep K and V in L2 all the same,
-// heads are taken in sections whose K and V fit there, longest tile first within a section. A mask that batches share
-// makes batches follow each other within a head, so that it is read from L2 as well.
+// Full attention: the m_blocks of one head follow each other, so K and V of that head are read from L2, and SMs that
+// stand together read the same of them at once. Causal: the cost of a tile grows with m_block, so the longest tiles start
+// first; to keep K and V in L2 all the same, heads are taken in sections whose K and V fit there, longest tile first
+// within a section. Where all CTAs start together (kernels with KV groups), runs of kRun tiles of one head follow each
+// other, for the sake of those SMs. A mask that batches share makes batches follow each other within a head, so that it
+// is read from L2 as well.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +23,8 @@ struct WorkTile {
   int bidb;
 };
 
+enum class CausalOrder { kLongestFirst, kInRuns };
+
 struct TileScheduler {
   int num_m_blocks;
   int num_full_sections;
@@ -31,6 +35,8 @@ struct TileScheduler {
   cutlass::FastDivmod last_heads;       // by the heads of the last, shorter section
   cutlass::FastDivmod heads_q;          // by num_heads_q, or by batch
   cutlass::FastDivmod heads_q_per_kv;   // by num_heads_q / num_heads_kv
+
+  static constexpr unsigned kRun = 8;
 
   // Half of the L2 of the smallest card of the family (48 MB), so that Q, O and other sections leave K and V alone.
   static constexpr int64_t kL2Budget = 24 << 20;
@@ -60,16 +66,17 @@ struct TileScheduler {
     takes_batches_first = 1;
   }
 
-  template <bool kIsCausal, bool kMayTakeBatchesFirst>
+  template <bool kIsCausal, bool kMayTakeBatchesFirst, CausalOrder kOrder>
   SDPA_DEVICE WorkTile tile(int block_idx) const {
     int m_block, head;  // head counts over batch and query heads
     if constexpr (kIsCausal) {
       int section, in_section, from_longest, in_row;
       section_tiles(section, in_section, block_idx);
-      if (section < num_full_sections) {
-        section_heads(from_longest, in_row, in_section);
+      bool const is_full_section = section < num_full_sections;
+      if constexpr (kOrder == CausalOrder::kInRuns) {
+        in_runs(from_longest, in_row, in_section, is_full_section);
       } else {
-        last_heads(from_longest, in_row, in_section);
+        in_turn(from_longest, in_row, in_section, is_full_section);
       }
       m_block = num_m_blocks - 1 - from_longest;
       head = section * section_heads.divisor + in_row;
@@ -85,6 +92,30 @@ struct TileScheduler {
     }
     t.bidh_kv = heads_q_per_kv.div(t.bidh);
     return t;
+  }
+
+ private:
+  // One of every head of the section, then the next of every head.
+  SDPA_DEVICE void in_turn(int &which, int &head, int index, bool is_full_section) const {
+    if (is_full_section) {
+      section_heads(which, head, index);
+    } else {
+      last_heads(which, head, index);
+    }
+  }
+
+  // The same with runs of tiles; those beyond the last whole run are single again.
+  SDPA_DEVICE void in_runs(int &from_longest, int &in_row, int in_section, bool is_full_section) const {
+    int const in_whole_runs = static_cast<int>(static_cast<unsigned>(num_m_blocks) / kRun * kRun);
+    int const heads = is_full_section ? section_heads.divisor : last_heads.divisor;
+    if (in_section < in_whole_runs * heads) {
+      int run;
+      in_turn(run, in_row, static_cast<int>(static_cast<unsigned>(in_section) / kRun), is_full_section);
+      from_longest = static_cast<int>(run * kRun + static_cast<unsigned>(in_section) % kRun);
+    } else {
+      in_turn(from_longest, in_row, in_section - in_whole_runs * heads, is_full_section);
+      from_longest += in_whole_runs;
+    }
   }
 };
 
