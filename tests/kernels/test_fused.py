@@ -33,6 +33,12 @@ def test_sizes(fused_kernel: TestedKernel, size: str) -> None:
         check_numerics(fused_kernel, inputs, causal=causal)
 
 
+def test_every_tile_of_every_head(fused_kernel: TestedKernel) -> None:
+    """More tiles of a head than the scheduler's runs have, for several heads of several batches."""
+    inputs = random_inputs(fused_kernel, 10 * fused_kernel.info.block_m + 3, 33, batch=2, heads=3)
+    check_numerics(fused_kernel, inputs, causal=fused_kernel.alignments[0])
+
+
 @pytest.mark.kernels(causal=True)
 def test_fully_masked_rows_are_zero_and_minus_infinity(fused_kernel: TestedKernel) -> None:
     rows, keys = 2 * fused_kernel.info.block_m + 44, 41

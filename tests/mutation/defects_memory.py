@@ -199,9 +199,9 @@ MEMORY: tuple[Mutant, ...] = (
         header=_SCHEDULER,
         old="int const heads = is_full_section ? section_heads.divisor : last_heads.divisor;",
         new="int const heads = last_heads.divisor;",
-        defect="causal, KV groups: tiles beyond whole runs are counted from too low an index",
+        defect="causal, KV groups: the runs of all heads but one are taken for tiles beyond whole runs",
         kernels=Kernels.GROUPS,
-        by=Check.OUTSIDE,
+        by=Check.GUARD_PAGES,
     ),
     # ---- shared memory layouts ----
     Mutant(
