@@ -11,13 +11,14 @@ units of an SM:
 The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
 latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
 plain twins; masks and dropout add instructions to every score, causal masks to those of the blocks on the
-diagonal; kernels compute on their own head_dim, however much of it is used. Split kernels pack the query
-heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at the
-end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
+diagonal; kernels compute on their own head_dim, however much of it is used, and longer where columns are
+missing. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
+query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at
+the end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
 H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
 and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within
-13 %. What splitting costs comes from decoding (1 query, 4096 and 8192 keys, 2.8 to 4.4 TB/s of K and V on
-the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
+13 %. What splitting costs comes from decoding (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V
+on the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
 enter only through their rates.
 """
 

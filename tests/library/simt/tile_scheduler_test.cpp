@@ -2,7 +2,6 @@
 #define SDPA_TARGET_HOST
 
 #include <cstdint>
-#include <initializer_list>
 #include <vector>
 
 #include "harness.hpp"
