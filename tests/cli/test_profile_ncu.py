@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from generator.config import MASK_KINDS
 from sdpa_cutlass.cli import OK, USAGE, main
 from sdpa_cutlass.cli.profiling import child, command, diagnosis, ncu, view
 from sdpa_cutlass.cli.profiling.problems import Task
@@ -76,7 +78,11 @@ def counters_of(**changes: float) -> ncu.Counters:
 def test_command_line() -> None:
     arguments = ncu.command("/opt/ncu", TASK)
     assert arguments[0] == "/opt/ncu"
-    assert arguments[arguments.index("--kernel-name") + 1] == KERNEL
+    wanted = arguments[arguments.index("--kernel-name") + 1].removeprefix("regex:")
+    functions = {"_".join((KERNEL, *words)) for _, words in MASK_KINDS}
+    assert {
+        name for name in (*functions, KERNEL + "_causal", "x" + KERNEL) if re.search(wanted, name)
+    } == functions
     assert arguments[arguments.index("--launch-skip") + 1] == "1"
     assert arguments[arguments.index("--launch-count") + 1] == "1"
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
@@ -107,6 +113,10 @@ def test_a_profiled_launch() -> None:
     assert found.get("stall_drain") is None
 
 
+def test_a_mask_has_a_function_of_its_own() -> None:
+    assert profile(csv(QUIET, kernel=KERNEL + "_bias16")).kernel == KERNEL + "_bias16"
+
+
 def test_the_second_name_of_a_counter_is_taken_where_the_first_is_not_known() -> None:
     names = ncu.COUNTERS["tensor_pct"]
     assert ncu.parse(raw_csv({names[0]: "n/a", names[1]: 33.0}, KERNEL), KERNEL).get("tensor_pct") == 33
@@ -124,6 +134,7 @@ def test_the_second_name_of_a_counter_is_taken_where_the_first_is_not_known() ->
         (("", "torch.OutOfMemoryError: CUDA out of memory\n", 1), "out of memory"),
         (("==WARNING== No kernels were profiled.\n", "", 0), "saw no launch of .*No kernels"),
         ((csv(QUIET, kernel="another_kernel"), "", 0), "it profiled another_kernel"),
+        ((csv(QUIET, kernel=KERNEL + "_causal"), "", 0), "it profiled .*_causal"),
         ((csv(QUIET, launches=2), "", 0), "one launch of"),
     ],
 )
@@ -220,7 +231,7 @@ def test_the_command_with_a_gpu(
 
     def runner(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         asked.append(arguments)
-        return subprocess.CompletedProcess([], 0, csv({**QUIET, "tensor_pct": 88}), "")
+        return subprocess.CompletedProcess([], 0, csv({**QUIET, "tensor_pct": 88}, KERNEL + "_bool"), "")
 
     monkeypatch.setattr(command, "_missing", list)
     monkeypatch.setattr(ncu, "find", lambda: "/opt/ncu")
@@ -231,6 +242,7 @@ def test_the_command_with_a_gpu(
     assert main(["profile", "--shape", "8,32,2048,64", "--json", str(file)]) == OK
     shown = capsys.readouterr().out
     assert "bound by  tensor cores" in shown
+    assert shown.startswith(KERNEL + "_bool\n")
     assert len(shown.splitlines()) <= 30
     assert Task.from_json(asked[0][-1]) == TASK
     document = json.loads(file.read_text())

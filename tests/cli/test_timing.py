@@ -17,10 +17,13 @@ from sdpa_cutlass.cli.timing import Contestant
 class FakeGpu:
     """Enough of torch.cuda: a clock in microseconds, events that read it, graphs that record and replay."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, can_capture: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, can_capture: bool = True, cold_calls: bool = False
+    ) -> None:
         self.now_us = 0.0
         self.recording: list[Callable[[], None]] | None = None
         self.can_capture = can_capture
+        self.cold_calls = cold_calls
         self.log: list[str] = []
         gpu = self
 
@@ -66,8 +69,9 @@ class FakeGpu:
 
         def call(index: int) -> torch.Tensor:
             def work() -> None:
+                is_cold = self.cold_calls and self.log[-1:] != [name]
                 self.log.append(name)
-                self.now_us += call_us
+                self.now_us += 10 * call_us if is_cold else call_us
                 if not (lazy and self.recording is None and len(self.log) > 400):
                     outputs[index].fill_(1.0)
 
@@ -98,8 +102,16 @@ def test_short_calls_are_captured_and_interleaved(monkeypatch: pytest.MonkeyPatc
     assert found["a"].note is None
     assert found["a"].wall_us is not None
     assert sorted(contestants["a"].outputs) == [0, 1, 2]
-    last = "".join(gpu.log[-25 * 40 :])
-    assert last == ("a" * 20 + "b" * 20) * 25
+    last = "".join(gpu.log[-25 * 60 :])
+    assert last == ("a" * 40 + "b" * 20) * 25  # before each short replay, an untimed one
+
+
+def test_another_contestants_caches_are_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU whose first call after another contestant's takes ten times as long."""
+    gpu = FakeGpu(monkeypatch, cold_calls=True)
+    found = run({"a": gpu.contestant("a", 5.0), "b": gpu.contestant("b", 200.0)})
+    assert found["a"].gpu_us == pytest.approx(5.0)
+    assert found["b"].gpu_us == pytest.approx(200.0 * (1 + 9 / 20))  # too long to be run twice for it
 
 
 def test_long_calls_are_timed_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

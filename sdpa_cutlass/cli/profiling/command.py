@@ -123,13 +123,14 @@ def _show_saved(path: Path, console: Console) -> int:
         if not all(value is None or isinstance(value, (int, float)) for value in values.values()):
             raise ValueError("a counter is not a number")
         gpu, capability = document["env"].get("gpu"), str(document["compute_capability"])
+        function = str(document.get("function", task.kernel))  # files of before 2026-11-22 have none
     except OSError as error:
         raise CommandError(f"--from {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(
             f"--from {path}: not a launch that `profile --shape --json` saved: {error}"
         ) from error
-    _show_launch(gpu, task, ncu.Counters(task.kernel, capability, values), console)
+    _show_launch(gpu, task, ncu.Counters(function, capability, values), console)
     return OK
 
 
@@ -171,6 +172,7 @@ def _launch_document(task: Task, counters: ncu.Counters) -> dict[str, Any]:
     return {
         "env": environment.record(torch.device("cuda", 0)),
         "task": dataclasses.asdict(task),
+        "function": counters.kernel,
         "compute_capability": counters.compute_capability,
         "counters": dict(counters.values),
         "stalls": dict(diagnosis.stalls(counters)),

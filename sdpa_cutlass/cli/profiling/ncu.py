@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     },
 }
 
+# What the functions of one kernel are called, after its name: one without a mask, one for each kind of mask.
+_FUNCTION = "(_bool|_bias16|_bias32)?"
 _USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 _TIMEOUT_S = 600.0
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -83,7 +86,7 @@ class NcuError(SdpaError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One profiled launch. `values` by the names of COUNTERS; None for what was not counted."""
+    """One profiled launch of function `kernel`. `values` by the names of COUNTERS; None: was not counted."""
 
     kernel: str
     compute_capability: str
@@ -109,7 +112,7 @@ def command(ncu: str, task: Task) -> list[str]:
         ncu,
         *("--csv", "--page", "raw", "--print-units", "base", "--target-processes", "application-only"),
         *("--cache-control", "none", "--clock-control", "none"),
-        *("--kernel-name-base", "function", "--kernel-name", task.kernel),
+        *("--kernel-name-base", "function", "--kernel-name", f"regex:^{task.kernel}{_FUNCTION}$"),
         *("--launch-skip", "1", "--launch-count", "1"),
         *("--metrics", ",".join(metrics)),
         *(sys.executable, "-m", "sdpa_cutlass.cli.profiling.child", task.to_json()),
@@ -150,7 +153,7 @@ def profile(ncu: str, task: Task, runner: Runner = run_process) -> Counters:
 def parse(text: str, kernel: str) -> Counters:
     """Reads `ncu --csv --page raw`: a line of names, one of units, then one per launch, amid other output.
 
-    Raises NcuError unless exactly one launch of `kernel` is there.
+    Raises NcuError unless exactly one launch of a function of `kernel` is there.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), None)
@@ -158,7 +161,8 @@ def parse(text: str, kernel: str) -> Counters:
         raise NcuError(f"ncu saw no launch of {kernel}: {_last_words(text)}")
     rows = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
     launches = [row for row in rows if row["ID"]]  # the line of units has none
-    if len(launches) != 1 or launches[0]["Kernel Name"].partition("(")[0] != kernel:
+    functions = [row["Kernel Name"].partition("(")[0] for row in launches]
+    if len(functions) != 1 or not re.fullmatch(kernel + _FUNCTION, functions[0]):
         names = ", ".join(row["Kernel Name"] for row in launches) or "nothing"
         raise NcuError(f"ncu was to profile one launch of {kernel}; it profiled {names}")
     row = launches[0]
@@ -166,7 +170,7 @@ def parse(text: str, kernel: str) -> Counters:
         ours: next((value for name in names if (value := _number(row.get(name))) is not None), None)
         for ours, names in COUNTERS.items()
     }
-    return Counters(kernel, row.get("CC", ""), values)
+    return Counters(functions[0], row.get("CC", ""), values)
 
 
 def _number(text: str | None) -> float | None:
