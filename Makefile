@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 SPACE ?= release
+CUDA_KERNELS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 
@@ -23,7 +24,7 @@ CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
 help:
 	@echo "make demo        build the library for this machine and compare fused attention with the baselines"
 	@echo "make test        lint, types, both libraries (release), all tests"
-	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n)"
+	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
 	@echo "make host        the CPU library only"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff; mypy"
@@ -53,7 +54,7 @@ test: $(VENV)/.dev lint types
 
 cuda: $(VENV)/.demo
 	@echo "== libsdpa_cutlass ($(SPACE)): nvcc takes minutes; an unchanged unit is not compiled again"
-	@$(CONFIGURE) --preset cuda -DSDPA_CHECK_RESOURCES=$(or $(CHECK_RESOURCES),OFF)
+	@$(CONFIGURE) --preset cuda -DSDPA_FILTER='$(CUDA_KERNELS)' -DSDPA_CHECK_RESOURCES=$(or $(CHECK_RESOURCES),OFF)
 	@$(CMAKE) --build --preset cuda --parallel $(JOBS)
 
 host-asan: SPACE := smoke

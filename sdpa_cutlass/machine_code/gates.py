@@ -8,7 +8,7 @@ change of any of them is a line of a diff. Counts stand as `found = derived`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from sdpa_cutlass.machine_code import expected
 from sdpa_cutlass.machine_code.kernels import KernelCode
@@ -120,6 +120,14 @@ def parse(text: str) -> dict[str, dict[str, str]]:
         if len(cells) == len(_COLUMNS) and cells[0] != _COLUMNS[0]:
             rows[cells[0]] = dict(zip(_COLUMNS, cells, strict=True))
     return rows
+
+
+def only(text: str, names: Container[str]) -> str:
+    """A table without the lines of kernels that are not in `names`."""
+    rows = parse(text)
+    lines = text.splitlines(keepends=True)
+    cells = [line.strip("|").split("|")[0].strip() for line in lines]
+    return "".join(line for line, name in zip(lines, cells, strict=True) if name not in rows or name in names)
 
 
 def compilers_of(text: str) -> str:

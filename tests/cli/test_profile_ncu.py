@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -251,6 +252,31 @@ def test_the_command_with_a_gpu(
     assert document["task"]["kernel"] == KERNEL
     assert main(["profile", "--from", str(file)]) == OK
     assert capsys.readouterr().out == shown.replace(f"wrote {file}\n", "")
+
+
+def test_a_folder_of_saved_launches_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, shape, dtype in (("a", "8,32,2048,64", "f16"), ("b", "8,32,2048,64,dense", "bf16")):
+        counters = counters_of(tensor_pct=41 if name == "a" else 88)
+        task = Task(shape, dtype, KERNEL)
+        document = {
+            "env": {"gpu": "made up"}, "task": dataclasses.asdict(task), "function": KERNEL,
+            "compute_capability": "9.0", "counters": dict(counters.values),
+        }  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    assert main(["profile", "--from", str(tmp_path)]) == OK
+    gpu, _, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert gpu[:2] == ["made", "up;"]
+    assert lines[0][:4] == ["8,32,2048,64", "m128n64_s2_w4_qreg", "1030.3", "15.50"]
+    assert lines[0][4] == "41"
+    assert lines[0][-1] == "latency"
+    assert lines[1][:3] == ["8,32,2048,64,dense", "bf16", "m128n64_s2_w4_qreg"]
+    assert lines[1][5] == "88"
+    assert lines[1][-2:] == ["tensor", "cores"]
+
+
+def test_a_folder_without_launches_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--from", str(tmp_path)]) == USAGE
+    assert "no *.json in this folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,9 @@ def test_differences_name_kernel_column_and_both_numbers() -> None:
         "_Znew: not in the table",
         f"{INFO.name}: registers was 142, is 150",
     ]
+
+
+def test_a_part_of_a_table_keeps_its_head_and_its_other_lines() -> None:
+    whole = gates.render([GOOD, dataclasses.replace(GOOD, name="_Zgone")], {INFO.name: INFO})
+    assert gates.only(whole, {INFO.name}) == gates.render([GOOD], {INFO.name: INFO})
+    assert gates.only(whole, gates.parse(whole).keys()) == whole

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="saved",
         type=Path,
         metavar="FILE",
-        help="show a launch again that `--shape --json FILE` saved; needs no GPU",
+        help="show a launch again that `--shape --json FILE` saved, or all those in a folder as a table; "
+        "needs no GPU",
     )
     what.add_argument(
         "--kernel",

@@ -116,6 +116,18 @@ def _show_launch(gpu: str | None, task: Task, counters: ncu.Counters, console: C
 
 
 def _show_saved(path: Path, console: Console) -> int:
+    if not path.is_dir():
+        _show_launch(*_read_saved(path), console)
+        return OK
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise CommandError(f"--from {path}: no *.json in this folder")
+    view.show_launches(console, [_read_saved(file) for file in files])
+    return OK
+
+
+def _read_saved(path: Path) -> tuple[str | None, Task, ncu.Counters]:
+    """The GPU, the task and the counters that `--json` saved."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         task = Task(**document["task"])
@@ -130,8 +142,7 @@ def _show_saved(path: Path, console: Console) -> int:
         raise CommandError(
             f"--from {path}: not a launch that `profile --shape --json` saved: {error}"
         ) from error
-    _show_launch(gpu, task, ncu.Counters(function, capability, values), console)
-    return OK
+    return gpu, task, ncu.Counters(function, capability, values)
 
 
 def _missing() -> list[str]:

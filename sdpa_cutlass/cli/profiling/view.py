@@ -9,10 +9,13 @@ from sdpa_cutlass.cli.profiling import static
 from sdpa_cutlass.cli.profiling.diagnosis import (
     Diagnosis,
     conflict_share,
+    diagnose,
     stalls,
     utilisations,
 )
 from sdpa_cutlass.cli.profiling.ncu import Counters
+from sdpa_cutlass.cli.profiling.problems import Task
+from sdpa_cutlass.cli.summary import tile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +32,14 @@ _UNITS = {
 _SHORT = {"convert": "cvt", "shuffle": "shfl", "barrier": "bar", "branch": "bra", "uniform": "unif"}
 _TABLE_CARDS = ("L4", "H200")
 _TOP_STALLS = 5
+_LAUNCH_UNITS = {
+    "tensor": "tensor_pct",
+    "issue": "issue_pct",
+    "XU": "xu_pct",
+    "shared": "shared_pct",
+    "L2": "l2_pct",
+    "DRAM": "dram_pct",
+}
 
 
 def show_static(console: Console, kernels: Sequence[dict[str, Any]]) -> None:
@@ -161,6 +172,30 @@ def show_launch(console: Console, task: str, counters: Counters, found: Diagnosi
     console.print(table)
     console.print()
     console.print(_memory_line(counters), highlight=False, markup=False)
+
+
+def show_launches(console: Console, launches: Sequence[tuple[str | None, Task, Counters]]) -> None:
+    """Several launches, a line each: time, use of the units in percent of their peaks, the longest wait."""
+    table = _table(
+        ["problem", "kernel", "µs", "waves", *_LAUNCH_UNITS, "warps wait for", "bound by"],
+        left=("problem", "kernel", "warps wait for", "bound by"),
+    )
+    for _, task, counters in launches:
+        duration, waves = counters.get("duration_ns"), counters.get("waves")
+        units = {bound.counter: value for bound, value in utilisations(counters)}
+        reason, share = next(iter(stalls(counters)), ("-", 0.0))
+        table.add_row(
+            task.shape + (" bf16" if task.dtype == "bf16" else ""),
+            tile(counters.kernel),
+            f"{duration / 1e3:.1f}" if duration is not None else "-",
+            f"{waves:.2f}" if waves is not None else "-",
+            *(f"{units[counter]:.0f}" if counter in units else "-" for counter in _LAUNCH_UNITS.values()),
+            f"{reason} {share:.0%}",
+            diagnose(counters).bound,
+        )
+    gpus = ", ".join(dict.fromkeys(gpu or "GPU unknown" for gpu, _, _ in launches))
+    console.print(f"{gpus}; units in % of their peaks", highlight=False, markup=False)
+    console.print(table)
 
 
 def _at(pairs: Sequence[tuple[str, str]], index: int) -> tuple[str, str]:
