@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit status. Raises CommandError for what the user can put right."""
     running.require(["torch", "rich", "safetensors", "matplotlib"])
     device = running.pick_device(options.device)
-    names = suite_names(options.suite, device)
+    names = _expanded(options.suite) if options.list and options.suite else suite_names(options.suite, device)
     cases = find_cases(names, options, device)
     if options.list:
         print("\n".join(case.name for case in cases))
@@ -88,9 +88,7 @@ def find_cases(names: Sequence[str], options: argparse.Namespace, device: torch.
 def suite_names(wanted: Sequence[str] | None, device: torch.device) -> tuple[str, ...]:
     """The suites to run on `device`. Raises CommandError for those that need a GPU where there is none."""
     if device.type == "cuda":
-        names = wanted or (ALL,)
-        every = [name for given in names for name in (suites.GPU_SUITES if given == ALL else (given,))]
-        return tuple(dict.fromkeys(every))
+        return _expanded(wanted or (ALL,))
     refused = [name for name in wanted or () if name not in suites.CPU_SUITES]
     if refused:
         raise CommandError(
@@ -98,6 +96,12 @@ def suite_names(wanted: Sequence[str] | None, device: torch.device) -> tuple[str
             f"What a CPU can run, for correctness only: --suite {', '.join(suites.CPU_SUITES)}"
         )
     return tuple(wanted or ("host",))
+
+
+def _expanded(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, with what ALL stands for instead of it."""
+    every = [name for given in names for name in (suites.GPU_SUITES if given == ALL else (given,))]
+    return tuple(dict.fromkeys(every))
 
 
 def folder(device: torch.device) -> Path:

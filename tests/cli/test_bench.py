@@ -6,6 +6,8 @@ import csv
 import json
 import re
 import shlex
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,23 @@ def test_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert capsys.readouterr().out.split() == [case.name for case in (*suites.mission(), *wall.cases())]
     assert main(["bench", "--filter", "wall/*causal", "--list"]) == 0
     assert capsys.readouterr().out.split() == ["wall/b1_h8_s512_d64_causal"]
+
+
+def test_list_of_what_needs_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for suite in ("masks,mission", "all"):
+        assert main(["bench", "--device", "cpu", "--suite", suite, "--list"]) == 0
+        assert "masks/b8_h32_s2048_d64_dense" in capsys.readouterr().out.split()
+    assert main(["bench", "--device", "cpu", "--suite", "masks"]) == 2
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    command = [sys.executable, "-m", "sdpa_cutlass", "bench", "--device", "cpu", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
