@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ PLAIN = "fmha_fwd_sm89_d64_m64n64_s1_w4_f16"
 
 
 @pytest.fixture(scope="module")
-def _machine_code() -> None:
-    """Skips where there is no CUDA library, or nothing to read it with."""
+def plain() -> str:
+    """PLAIN or the same for bf16, whichever the CUDA library holds; skips without one or a disassembler."""
+    names = (PLAIN, PLAIN.replace("_f16", "_bf16"))
     try:
-        static.read(PLAIN)
+        held = [name for name in names if static.read(name).code]
     except (LibraryNotFoundError, tools.MachineCodeError) as error:
         pytest.skip(str(error))
+    if not held:
+        pytest.skip(f"the CUDA library holds none of {names}")
+    return held[0]
 
 
 # ---- --shape ----
@@ -83,13 +88,12 @@ def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.Captur
 # ---- --static ----
 
 
-@pytest.mark.usefixtures("_machine_code")
-def test_one_kernel_in_detail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_kernel_in_detail(plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "profile.json"
-    assert main(["profile", "--static", "--kernel", PLAIN, "--json", str(file)]) == OK
+    assert main(["profile", "--static", "--kernel", plain, "--json", str(file)]) == OK
     shown = capsys.readouterr().out
     for wanted in (
-        PLAIN,
+        plain,
         "no local memory",
         "sm_86",
         "sm_89",
@@ -111,37 +115,54 @@ def test_one_kernel_in_detail(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert kernel["occupancy"]["sm_89"]["ctas"] >= 1
 
 
-@pytest.mark.usefixtures("_machine_code")
-def test_several_kernels_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "--static", "--kernel", "fmha_fwd_sm89_d64_*_f16*"]) == OK
+def test_several_kernels_as_a_table(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--static", "--kernel", "fmha_fwd_sm89_d64_*f16*"]) == OK
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[0] for line in lines if line.startswith("fmha_fwd")]
     assert len(rows) > 1
-    assert PLAIN in rows
+    assert plain in rows
     assert all("…" not in line for line in lines)  # nothing is cut off
 
 
-@pytest.mark.usefixtures("_machine_code")
+@pytest.mark.usefixtures("plain")
 def test_a_glob_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "--static", "--kernel", "fmha_bwd*"]) == USAGE
     assert "'fmha_bwd*' matches no kernel" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_machine_code")
-def test_gates_are_written_whole_and_again_the_same(tmp_path: Path) -> None:
+@pytest.fixture
+def space(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The library says that it holds the space `request.param`."""
+    read = static.read
+    monkeypatch.setattr(static, "read", lambda names: dataclasses.replace(read(names), space=request.param))
+
+
+@pytest.mark.usefixtures("space")
+@pytest.mark.parametrize("space", ["release"], indirect=True)
+def test_gates_are_written_whole_and_again_the_same(plain: str, tmp_path: Path) -> None:
     first, second = tmp_path / "a.md", tmp_path / "b.md"
     assert main(["profile", "--static", "--write-gates", str(first)]) == OK
     assert main(["profile", "--static", "--write-gates", str(second)]) == OK
-    assert PLAIN in first.read_text()
+    assert plain in first.read_text()
     assert first.read_text() == second.read_text()
 
 
-@pytest.mark.usefixtures("_machine_code")
+@pytest.mark.usefixtures("plain", "space")
+@pytest.mark.parametrize("space", ["release_filtered"], indirect=True)
+def test_gates_of_some_kernels_are_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gates.md"
+    assert main(["profile", "--static", "--write-gates", str(file)]) == USAGE
+    assert "holds 'release_filtered'; build it with `make cuda`" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("space")
+@pytest.mark.parametrize("space", ["release"], indirect=True)
 def test_a_broken_gate_fails_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(expected, "LOOPS", 7)
-    assert main(["profile", "--static", "--kernel", PLAIN]) == FAILED
+    assert main(["profile", "--static", "--kernel", plain]) == FAILED
     assert "2 main loops; there must be 7" in capsys.readouterr().out
     file = tmp_path / "gates.md"
     assert main(["profile", "--static", "--write-gates", str(file)]) == USAGE
@@ -158,7 +179,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "was not found" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_machine_code")
+@pytest.mark.usefixtures("plain")
 def test_no_disassembler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def missing(*args: object, **kwargs: object) -> Any:
         raise tools.MachineCodeError("nvdisasm was not found")
@@ -171,17 +192,16 @@ def test_no_disassembler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 # ---- --shape without a GPU ----
 
 
-@pytest.mark.usefixtures("_machine_code")
 def test_without_ncu_the_static_half_of_the_chosen_kernel(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plain: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ncu, "find", lambda: None)
-    monkeypatch.setattr(child, "choose", lambda task, device: PLAIN)
+    monkeypatch.setattr(child, "choose", lambda task, device: plain)
     assert main(["profile", "--shape", "1,8,512,64"]) == USAGE
     shown = capsys.readouterr().out
     assert "Nothing was run: " in shown
     assert "ncu (Nsight Compute) is neither on PATH" in shown
-    assert f"What {PLAIN}, which would have run" in shown
+    assert f"What {plain}, which would have run" in shown
     assert "tensor cores" in shown
 
 

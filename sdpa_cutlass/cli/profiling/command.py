@@ -46,6 +46,11 @@ def _run_static(options: argparse.Namespace, console: Console) -> int:
     names = "*" if options.write_gates else options.kernel or static.FUSED
     found = _read(names, console)
     if options.write_gates:
+        if found.space != "release":
+            raise CommandError(
+                f"{options.write_gates} is not written: it is about every kernel of space release, and "
+                f"{found.path} holds {found.space!r}; build it with `make cuda`"
+            )
         if found.problems:
             lines = "\n  ".join(found.problems)
             raise CommandError(f"{options.write_gates} is not written: the code breaks gates\n  {lines}")
