@@ -202,7 +202,10 @@ def test_list_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--list", "--filter", "nothing"]) == 2
 
 
-def test_tables_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_can_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_any_library", lambda: (Target.HOST, library(Target.HOST)))
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     made = derive.make_table(swept(tmp_path, host_tasks()))
     assert made is not None
