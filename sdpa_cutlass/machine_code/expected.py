@@ -43,7 +43,7 @@ _LSE = {4}  # one float a row
 _Q_DIRECT = {4}  # two elements at a time, straight into the operand's registers
 _LENGTHS = {4}
 _PHILOX = {8}  # seed and offset
-_MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last word of a function's symbol
+MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last word of a function's symbol
 _WIDEST = 16
 SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
@@ -75,7 +75,7 @@ def counted(mix: Mix) -> dict[str, int]:
 
 def symbols(kernel: KernelInfo) -> list[str]:
     """The functions of a fused kernel: the one without a mask has its name, the others a word more."""
-    masks = list(_MASK_BYTES) if kernel.is_general and not _is_split(kernel) else []
+    masks = list(MASK_BYTES) if kernel.is_general and not _is_split(kernel) else []
     return [kernel.name, *(f"{kernel.name}_{mask}" for mask in masks)]
 
 
@@ -86,7 +86,7 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     widths = set(_Q_DIRECT) if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
     if kernel.is_general:
         widths |= _LENGTHS | (_PHILOX if kernel.has_dropout else set())
-    mask_bytes = _MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
+    mask_bytes = MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
     if mask_bytes is not None:
         run = 2 if kernel.has_dropout else 8  # neighbouring keys that a thread holds: kernel_traits.cuh
         widths |= {mask_bytes, min(run * mask_bytes, _WIDEST)}

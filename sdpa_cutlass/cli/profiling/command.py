@@ -140,7 +140,7 @@ def _read_saved(path: Path) -> tuple[str | None, Task, ncu.Counters]:
         if not all(value is None or isinstance(value, (int, float)) for value in values.values()):
             raise ValueError("a counter is not a number")
         gpu, capability = document["env"].get("gpu"), str(document["compute_capability"])
-        function = str(document.get("function", task.kernel))  # files of before 2026-11-22 have none
+        function = str(document.get("function", task.kernel))  # older files have none
     except OSError as error:
         raise CommandError(f"--from {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

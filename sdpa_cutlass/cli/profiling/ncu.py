@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sdpa_cutlass.cli.profiling.problems import Task
 from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.machine_code.expected import MASK_BYTES
 
 STALLS = (
     "barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard",
@@ -74,7 +75,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 }
 
 # What the functions of one kernel are called, after its name: one without a mask, one for each kind of mask.
-_FUNCTION = "(_bool|_bias16|_bias32)?"
+_FUNCTION = f"(_({'|'.join(MASK_BYTES)}))?"
 _USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 _TIMEOUT_S = 600.0
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
