@@ -121,7 +121,7 @@ def main() -> int:
     units = merge(objects, manifest, code)
     report = {
         "digest": manifest["digest"],
-        "space": manifest["space"] + ("_filtered" if manifest["filter"] else ""),  # as the library says
+        "space": manifest["space"],
         "library_bytes": options.library.stat().st_size,
         "seconds": round(sum(unit["seconds"] for unit in units), 1),
         "units": units,

@@ -6,7 +6,7 @@ threads, shared memory, registers, CTAs per SM, C++ text. No I/O, and no opinion
 
 Name grammar, `_g` only when kv_groups > 1 and `_qreg` only when q_in_regs:
 
-    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_general][_dropout][_split]
+    <family>_<arch>_d<head_dim>_<tile>_<dtype>[_causal][_general][_dropout][_split][_unbiased]
     <tile> = m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg]
 
 The C++ headers compute shared memory on their own; each generated unit asserts that both agree.
@@ -127,7 +127,7 @@ _NAME_PATTERN = re.compile(
     rf"(?P<family>{'|'.join(f.value for f in Family)})_(?P<arch>{'|'.join(a.value for a in Arch)})"
     rf"_d(?P<head_dim>{_NUMBER})_(?P<tile>{_TILE_GRAMMAR})"
     rf"_(?P<dtype>{'|'.join(d.value for d in DType)})(?P<causal>_causal)?(?P<general>_general)?"
-    r"(?P<dropout>_dropout)?(?P<split>_split)?"
+    r"(?P<dropout>_dropout)?(?P<split>_split)?(?P<unbiased>_unbiased)?"
 )
 
 
@@ -223,6 +223,7 @@ class KernelConfig:
     general: bool = False  # takes masks, lengths per sequence and smaller head_dims at run time
     dropout: bool = False
     split: bool = False  # general without masks; CTAs share the keys of a tile, tiles the heads of a key head
+    unbiased: bool = False  # general without biases: for tiles that leave no registers for them
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -243,17 +244,24 @@ class KernelConfig:
             "general": self.general,
             "dropout": self.dropout,
             "split": self.split,
+            "unbiased": self.unbiased,
         }
         return tuple(flag for flag, is_given in given.items() if is_given)
 
     @property
     def functions(self) -> tuple[Function, ...]:
         """The compiled functions of a fused kernel: one for each kind of mask it takes, no mask first."""
-        kinds = MASK_KINDS if self.general and not self.split else MASK_KINDS[:1]
         return tuple(
             Function(symbol="_".join([self.name, *suffix]), cpp_mask=f"fmha_fwd::MaskKind::{name}")
-            for name, suffix in kinds
+            for name, suffix in self.mask_kinds
         )
+
+    @property
+    def mask_kinds(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Those of MASK_KINDS that it takes."""
+        if not self.general or self.split:
+            return MASK_KINDS[:1]
+        return MASK_KINDS[:2] if self.unbiased else MASK_KINDS
 
     @property
     def group(self) -> str:
@@ -355,6 +363,7 @@ def parse(name: str) -> KernelConfig:
             general=match["general"] is not None,
             dropout=match["dropout"] is not None,
             split=match["split"] is not None,
+            unbiased=match["unbiased"] is not None,
         )
         if config.name == name:
             return config

@@ -71,7 +71,7 @@ def render(space: Space, sources: Sources) -> dict[str, str]:
     digest = _space_digest(space, sources, rows)
     common = {
         "digest": digest,
-        "space_name": space.name if space.filter is None else f"{space.name}_filtered",
+        "space_name": space.name,
         "groups": [{"name": group, "count": len(kernels)} for group, kernels in groups],
     }
     files = {
@@ -114,6 +114,7 @@ def manifest_row(config: KernelConfig) -> dict[str, Any]:
         "is_general": config.general,
         "has_dropout": config.dropout,
         "is_split": config.split,
+        "is_unbiased": config.unbiased,
         "smem_bytes": config.smem_bytes if one_kernel else None,
         "ctas_per_sm": config.ctas_per_sm if one_kernel else None,
         "symbols": [function.symbol for function in config.functions] if one_kernel else None,

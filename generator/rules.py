@@ -94,6 +94,13 @@ def _split(c: KernelConfig) -> str | None:
     )
 
 
+def _unbiased(c: KernelConfig) -> str | None:
+    return _require(
+        not c.unbiased or (c.general and not c.dropout and not c.split),
+        "an unbiased kernel is general, without dropout and not split",
+    )
+
+
 def _general_causal(c: KernelConfig) -> str | None:
     return _require(not (c.general and c.causal), "a general kernel takes causal at run time")
 
@@ -193,7 +200,8 @@ def _registers(c: KernelConfig) -> str | None:
 
 def _unfused_variants(c: KernelConfig) -> str | None:
     return _require(
-        not c.general and not c.dropout and not c.split, "the piped family has no masks, dropout or splits"
+        not c.general and not c.dropout and not c.split and not c.unbiased,
+        "the piped family has no masks, dropout or splits",
     )
 
 
@@ -226,6 +234,7 @@ def _rule(name: str, families: frozenset[Family], statement: str, why_not: Predi
 RULES: tuple[Rule, ...] = (
     _rule("dropout", FUSED, "dropout only in general kernels", _dropout),
     _rule("split", FUSED, "split only in general kernels with KV groups, without dropout", _split),
+    _rule("unbiased", FUSED, "unbiased only in general kernels without dropout or splits", _unbiased),
     _rule("general_causal", FUSED, "general and causal exclude each other", _general_causal),
     _rule("head_dim", ALL, "head_dim is a multiple of 16 up to 256, in a GEMM up to 128", _head_dim),
     _rule("warps", FUSED, f"1 to {MAX_WARPS} warps", _warps),

@@ -54,6 +54,12 @@ FMHA_FWD_GENERAL_TILES: dict[int, tuple[Tile, ...]] = {
 }
 SMOKE_GENERAL_HEAD_DIM = 64
 
+# head_dim → tiles of the unbiased kernels: general without biases and dropout. They are for tiles that are
+# faster than those above and have registers for a boolean mask at most.
+FMHA_FWD_UNBIASED_TILES: dict[int, tuple[Tile, ...]] = {
+    96: tiles("m128n64_s1_w4"),
+}
+
 # head_dim → tiles of the split kernels, for few query rows and many keys: general, without masks and dropout.
 # They serve every head_dim up to theirs: memory bounds them, and columns that do not exist cost none of it.
 FMHA_FWD_SPLIT_TILES: dict[int, tuple[Tile, ...]] = {
@@ -96,9 +102,12 @@ class Space:
     filter: str | None = None  # the glob that `filtered` was given
 
     def filtered(self, glob: str) -> Space:
-        """The kernels, and the rejected ones, whose names match a shell-style glob, case-sensitively."""
+        """`<name>_filtered`: the kernels, and the rejected ones, whose names match a shell-style glob.
+
+        Case counts.
+        """
         return Space(
-            name=self.name,
+            name=f"{self.name}_filtered",
             kernels=tuple(config for config in self.kernels if fnmatchcase(config.name, glob)),
             rejected=tuple(rejected for rejected in self.rejected if fnmatchcase(rejected.config.name, glob)),
             filter=glob,
@@ -113,6 +122,7 @@ class Tables:
     unfused_tiles: Sequence[Tile]
     fmha_fwd_general_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
     fmha_fwd_split_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
+    fmha_fwd_unbiased_tiles: Mapping[int, Sequence[Tile]] = field(default_factory=dict)
 
 
 TABLES = Tables(
@@ -120,6 +130,7 @@ TABLES = Tables(
     unfused_tiles=UNFUSED_TILES,
     fmha_fwd_general_tiles=FMHA_FWD_GENERAL_TILES,
     fmha_fwd_split_tiles=FMHA_FWD_SPLIT_TILES,
+    fmha_fwd_unbiased_tiles=FMHA_FWD_UNBIASED_TILES,
 )
 
 
@@ -131,11 +142,13 @@ class Variant:
     general: bool = False
     dropout: bool = False
     split: bool = False
+    unbiased: bool = False
 
 
 PLAIN = (Variant(), Variant(causal=True))
 GENERAL = (Variant(general=True), Variant(general=True, dropout=True))
 SPLIT = (Variant(general=True, split=True),)
+UNBIASED = (Variant(general=True, unbiased=True),)
 
 
 def build(name: str, tables: Tables = TABLES) -> Space:
@@ -177,6 +190,7 @@ def _release(tables: Tables) -> Space:
             (tables.fmha_fwd_tiles, PLAIN),
             (tables.fmha_fwd_general_tiles, GENERAL),
             (tables.fmha_fwd_split_tiles, SPLIT),
+            (tables.fmha_fwd_unbiased_tiles, UNBIASED),
         )
         for head_dim, head_dim_tiles in table.items()
         for config in _kernels(Family.FMHA_FWD, head_dim, head_dim_tiles, variants=variants)
@@ -230,6 +244,7 @@ def _kernels(
             general=variant.general,
             dropout=variant.dropout,
             split=variant.split,
+            unbiased=variant.unbiased,
         )
 
 

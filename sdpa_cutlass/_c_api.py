@@ -28,7 +28,7 @@ from .errors import (
     UnsupportedError,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 
@@ -108,6 +108,7 @@ class RawKernelInfo(ctypes.Structure):
         ("is_general", c_int32),
         ("has_dropout", c_int32),
         ("is_split", c_int32),
+        ("is_unbiased", c_int32),
         ("smem_bytes", c_int32),
         ("ctas_per_sm", c_int32),
     ]

@@ -30,7 +30,7 @@ class KernelInfo:
     A plain row has its own head_dim and `is_causal` and nothing else; a row with `is_general` takes causal or
     not, masks, lengths per sequence, and any head dimensions up to its own. One with `is_split` is general
     but takes no masks: its tiles hold the rows of all query heads of a key head, and several CTAs may share
-    the keys of a tile.
+    the keys of a tile. One with `is_unbiased` is general but takes boolean masks only.
     """
 
     index: int
@@ -49,8 +49,16 @@ class KernelInfo:
     is_general: bool
     has_dropout: bool
     is_split: bool
+    is_unbiased: bool
     smem_bytes: int
     ctas_per_sm: int
+
+    @property
+    def mask_types(self) -> tuple[MaskType, ...]:
+        """The masks that it takes."""
+        if not self.is_general or self.is_split:
+            return ()
+        return (MaskType.BOOL,) if self.is_unbiased else tuple(MaskType)
 
     @property
     def threads(self) -> int:
@@ -96,6 +104,7 @@ def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
                 is_general=bool(raw.is_general),
                 has_dropout=bool(raw.has_dropout),
                 is_split=bool(raw.is_split),
+                is_unbiased=bool(raw.is_unbiased),
                 smem_bytes=raw.smem_bytes,
                 ctas_per_sm=raw.ctas_per_sm,
             )

@@ -63,12 +63,10 @@ def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
             found.append("is causal" if kernel.is_causal else "is not causal")
         if problem.head_dim_v != problem.head_dim:
             found.append("value's head_dim is query's")
-        if problem.mask is not None:
-            found.append("takes no mask")
         if problem.has_lengths:
             found.append("takes no lengths")
-    if kernel.is_split and problem.mask is not None:
-        found.append("takes no mask")
+    if problem.mask is not None and problem.mask not in kernel.mask_types:
+        found.append("takes no bias" if kernel.mask_types else "takes no mask")
     if kernel.has_dropout != problem.has_dropout:
         found.append("applies dropout" if kernel.has_dropout else "applies no dropout")
     return found

@@ -218,6 +218,8 @@ def _unsuited(kernel: KernelInfo, bucket: Bucket) -> str | None:
         return "applies dropout" if kernel.has_dropout else "applies no dropout"
     if kernel.is_split and any(part.startswith(("bool", "bias")) for part in parts):
         return "takes no mask"
+    if kernel.is_unbiased and any(part.startswith("bias") for part in parts):
+        return "takes no bias"
     if kernel.is_general:
         return None if kernel.head_dim >= bucket.head_dim else f"has head_dim {kernel.head_dim}"
     if kernel.head_dim != bucket.head_dim:

@@ -75,7 +75,9 @@ def counted(mix: Mix) -> dict[str, int]:
 
 def symbols(kernel: KernelInfo) -> list[str]:
     """The functions of a fused kernel: the one without a mask has its name, the others a word more."""
-    masks = list(MASK_BYTES) if kernel.is_general and not _is_split(kernel) else []
+    if not kernel.is_general or _is_split(kernel):
+        return [kernel.name]
+    masks = ["bool"] if kernel.is_unbiased else list(MASK_BYTES)
     return [kernel.name, *(f"{kernel.name}_{mask}" for mask in masks)]
 
 

@@ -190,6 +190,8 @@ Status check_general(const sdpa_kernel_info &info, const sdpa_params &params) {
       return make_status(SDPA_NOT_SUPPORTED,
                          "%s: head_dim is %d and head_dim_v %d; this kernel takes multiples of 8 up to %d", info.name,
                          params.head_dim, params.head_dim_v, info.head_dim);
+  if (info.is_unbiased && params.mask_type > SDPA_MASK_BOOL)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: mask is a bias; this kernel takes boolean masks", info.name);
   return {};
 }
 

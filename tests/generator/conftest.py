@@ -19,6 +19,7 @@ TINY = (
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_dropout",
+    "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_unbiased",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16_general_split",
     "unfused_sm89_d32_m64n64_s4_w4_bf16_causal",

@@ -29,6 +29,7 @@ any_config = st.builds(
     general=st.booleans(),
     dropout=st.booleans(),
     split=st.booleans(),
+    unbiased=st.booleans(),
 )
 # Configs near what the rules allow, so that properties of legal ones are met often.
 sane_tiles = st.builds(
@@ -89,8 +90,10 @@ def test_name_follows_the_grammar() -> None:
         general=True,
         dropout=True,
         split=True,
+        unbiased=True,
     )
-    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_general_dropout_split"
+    assert c.name == "fmha_fwd_sm89_d96_m32n64_s3_w8_g4_qreg_bf16_causal_general_dropout_split_unbiased"
+    c = replace(c, unbiased=False)
     assert replace(c, causal=False, split=False).name.endswith("_bf16_general_dropout")
     assert replace(c, causal=False, dropout=False).name.endswith("_bf16_general_split")
     assert replace(c, general=False, dropout=False, split=False).name.endswith("_bf16_causal")
@@ -114,6 +117,7 @@ def test_name_follows_the_grammar() -> None:
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_general",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_split_general",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_split_dropout",
+        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_unbiased_general",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal ",
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f16\n",
         "fmha_fwd_sm89_d64_m128n64_s٢_w4_f16",  # a digit, but not an ASCII one
@@ -182,6 +186,25 @@ def test_registers_of_general_kernels(tile: str, mask_registers: int) -> None:
     assert plain.accumulator_registers == general.accumulator_registers == dropout.accumulator_registers
 
 
+def test_a_function_for_each_kind_of_mask() -> None:
+    general = replace(_fused("m64n64_s1_w4", 64), general=True)
+    words = {
+        name: [function.symbol.removeprefix(config.name) for function in config.functions]
+        for name, config in {
+            "plain": replace(general, general=False),
+            "general": general,
+            "unbiased": replace(general, unbiased=True),
+            "split": replace(general, split=True),
+        }.items()
+    }
+    assert words == {
+        "plain": [""],
+        "general": ["", "_bool", "_bias16", "_bias32"],
+        "unbiased": ["", "_bool"],
+        "split": [""],
+    }
+
+
 def test_split_kernels_need_no_registers_for_masks() -> None:
     plain = _fused("m32n64_s1_w8_g4", 64)
     split = replace(plain, general=True, split=True)
@@ -231,8 +254,15 @@ def test_promised_ctas_fit_one_sm() -> None:
 @given(sane_config)
 def test_resources_do_not_depend_on_the_variant(c: KernelConfig) -> None:
     """One unit holds all variants and asserts shared memory once; masks and dropout cost registers."""
-    for dtype, causal, general, dropout, split in product(DType, *[(False, True)] * 4):
-        other = replace(c, dtype=dtype, causal=causal, general=general, dropout=dropout, split=split)
+    for dtype, causal, general, dropout, split, unbiased in product(DType, *[(False, True)] * 5):
+        flags = {
+            "causal": causal,
+            "general": general,
+            "dropout": dropout,
+            "split": split,
+            "unbiased": unbiased,
+        }
+        other = replace(c, dtype=dtype, **flags)
         assert other.unit == c.unit
         assert other.smem_bytes == c.smem_bytes
         assert other.ctas_per_sm <= c.ctas_per_sm

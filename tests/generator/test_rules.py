@@ -40,6 +40,24 @@ EXAMPLES = [
         "fmha_fwd_sm89_d64_m16n64_s1_w4_g4_f16_general_split",
     ),
     (
+        "unbiased",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_unbiased",
+        "an unbiased kernel is general",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general_unbiased",
+    ),
+    (
+        "unbiased",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general_dropout_unbiased",
+        "without dropout",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general_dropout",
+    ),
+    (
+        "unbiased",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_general_split_unbiased",
+        "not split",
+        "fmha_fwd_sm89_d64_m32n64_s1_w4_g2_f16_general_split",
+    ),
+    (
         "general_causal",
         "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal_general",
         "run time",
@@ -109,6 +127,12 @@ EXAMPLES = [
         "unfused_sm89_d64_m64n64_s3_w4_f16_split",
         "or splits",
         "unfused_sm89_d64_m64n64_s3_w4_bf16",
+    ),
+    (
+        "unfused_variants",
+        "unfused_sm89_d64_m64n64_s3_w4_f16_unbiased",
+        "no masks",
+        "unfused_sm89_d64_m64n64_s3_w4_f16",
     ),
     ("unfused_warps", "unfused_sm89_d64_m64n128_s3_w2_f16", "2", "unfused_sm89_d64_m64n128_s3_w4_f16"),
     ("unfused_block", "unfused_sm89_d64_m96n128_s3_w4_f16", "96", "unfused_sm89_d64_m128n128_s3_w4_f16"),

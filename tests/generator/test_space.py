@@ -19,6 +19,7 @@ from generator.space import IllegalTileError, Tables, build, tiles
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 UNFUSED_HEAD_DIMS = (32, 64, 80, 96, 128)
 SPLIT_HEAD_DIMS = (64, 128)
+UNBIASED_HEAD_DIMS = (96,)
 ROOT = Path(space.__file__).parent.parent
 
 
@@ -51,6 +52,7 @@ def test_release_is_the_whole_product_of_its_tables() -> None:
         (space.FMHA_FWD_TILES, HEAD_DIMS, [(), ("causal",)]),
         (space.FMHA_FWD_GENERAL_TILES, HEAD_DIMS, [("general",), ("general", "dropout")]),
         (space.FMHA_FWD_SPLIT_TILES, SPLIT_HEAD_DIMS, [("general", "split")]),
+        (space.FMHA_FWD_UNBIASED_TILES, UNBIASED_HEAD_DIMS, [("general", "unbiased")]),
     ):
         assert set(table) == set(head_dims)
         listed = [(Family.FMHA_FWD, head_dim, tile) for head_dim in table for tile in table[head_dim]]
@@ -213,6 +215,7 @@ def test_a_head_dim_is_one_more_entry(name: str) -> None:
         unfused_tiles=space.UNFUSED_TILES,
         fmha_fwd_general_tiles=space.FMHA_FWD_GENERAL_TILES,
         fmha_fwd_split_tiles=space.FMHA_FWD_SPLIT_TILES,
+        fmha_fwd_unbiased_tiles=space.FMHA_FWD_UNBIASED_TILES,
     )
     added = {c.name for c in build(name, tables).kernels} - {c.name for c in build(name).kernels}
     assert {parse(kernel).family for kernel in added if parse(kernel).head_dim == 112} == set(Family)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
@@ -12,7 +14,7 @@ from sdpa_cutlass.registry import KernelInfo
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.guard_pages import cases as general_cases
 from tests.kernels.harness import TestedKernel
-from tests.kernels.masks import MASK_DTYPES, random_mask
+from tests.kernels.masks import mask_dtypes, random_mask
 
 NUM_SPLITS = 3  # of every split kernel; the odd sizes have fewer blocks too
 
@@ -58,7 +60,7 @@ def few_cases(row: KernelInfo) -> Iterator[Case]:
         return
     base = _general_base(row, rows, keys)
     yield base
-    for dtype in () if row.is_split else MASK_DTYPES:
+    for dtype in mask_dtypes(row):
         yield replace(base, mask=random_mask(dtype, (rows, keys), "cpu"))
     yield replace(
         base,
@@ -89,7 +91,7 @@ def even_cases(row: KernelInfo) -> Iterator[Case]:
         return
     base = _general_base(row, rows, keys)
     yield base
-    for dtype in () if row.is_split else MASK_DTYPES:
+    for dtype in mask_dtypes(row):
         yield replace(base, mask=random_mask(dtype, (rows, keys), "cpu"))
     yield replace(
         base,
@@ -114,7 +116,7 @@ def sized_case(row: KernelInfo, *, heads: int, seqlen_q: int, seqlen_k: int, see
     base = _general_base(row, seqlen_q, seqlen_k, heads=heads, seed=seed)
     if row.is_split:
         return replace(base, causal=kernel.alignments[-1])
-    mask = random_mask(MASK_DTYPES[0], (seqlen_q, seqlen_k), "cpu", seed=seed)
+    mask = random_mask(torch.bool, (seqlen_q, seqlen_k), "cpu", seed=seed)
     return replace(base, causal=kernel.alignments[-1], mask=mask)
 
 

@@ -27,6 +27,7 @@ from sdpa_cutlass.errors import HostCheckError, LibraryError
 from sdpa_cutlass.registry import Family, KernelInfo
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
+from tests.kernels.masks import MASK_DTYPES, mask_dtypes
 from tests.source_lines import with_lines
 
 SPLITS = (1, 3)
@@ -74,6 +75,22 @@ def _cases(
             for kernel in (TestedKernel(where, row, n) for n in (splits if row.is_split else (0,)))
         ]
     return cases
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drops tests of a general kernel with a `dtype` of masks that it does not take."""
+
+    def makes_sense(item: pytest.Item) -> bool:
+        params = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        kernel = params.get("general_kernel")
+        return not isinstance(kernel, TestedKernel) or params.get("dtype") not in refused(kernel)
+
+    def refused(kernel: TestedKernel) -> set[torch.dtype]:
+        return set(MASK_DTYPES) - set(mask_dtypes(kernel.info))
+
+    items[:] = [item for item in items if makes_sense(item)]
 
 
 @pytest.hookimpl(wrapper=True)

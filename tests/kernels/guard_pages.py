@@ -24,7 +24,7 @@ from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
 from tests.kernels.harness import TestedKernel
-from tests.kernels.masks import MASK_DTYPES, random_mask
+from tests.kernels.masks import mask_dtypes, random_mask
 
 _PROT_NONE = 0
 
@@ -53,7 +53,7 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
     base = Case(**inputs, p_dropout=0.3 if info.has_dropout else 0.0, philox=PhiloxState(1, 2))
     for causal in (None, *Causal):
         yield replace(base, causal=causal)
-    for dtype in () if info.is_split else MASK_DTYPES:
+    for dtype in mask_dtypes(info):
         for size in (keys, keys - keys % 16):  # single elements at the end of a row, and whole vectors
             part = replace(base, k=base.k[:, :, :size], v=base.v[:, :, :size])
             for shape in ((size,), (rows, 1), (1, 2, rows, size)):

@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from sdpa_cutlass.problem import MaskType
+from sdpa_cutlass.registry import KernelInfo
+
 MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 BIAS_DTYPES = MASK_DTYPES[1:]
+_TYPES = dict(zip(MASK_DTYPES, (MaskType.BOOL, MaskType.F16, MaskType.BF16, MaskType.F32), strict=True))
 
 # (batch, heads, seqlen_q, seqlen_k) → a shape that broadcasts to it
 MASK_SHAPES: dict[str, Callable[[int, int, int, int], tuple[int, ...]]] = {
@@ -22,6 +26,11 @@ MASK_SHAPES: dict[str, Callable[[int, int, int, int], tuple[int, ...]]] = {
 }
 
 _SPARE = 64  # elements in front of and behind a mask
+
+
+def mask_dtypes(kernel: KernelInfo) -> list[torch.dtype]:
+    """Those of MASK_DTYPES that a kernel takes."""
+    return [dtype for dtype, mask_type in _TYPES.items() if mask_type in kernel.mask_types]
 
 
 def _strided(mask: torch.Tensor, *, offset: int, row_stride: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from sdpa_cutlass.registry import KernelInfo
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
-from tests.kernels.masks import LAYOUTS, MASK_DTYPES, MASK_SHAPES, random_mask
+from tests.kernels.masks import LAYOUTS, MASK_SHAPES, mask_dtypes, random_mask
 
 EXAMPLES = int(os.environ.get("SDPA_FUZZ_EXAMPLES", "1000"))
 _CI = "CI" in os.environ
@@ -149,12 +149,12 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
         causal=draw(st.none() | st.sampled_from(Causal)),
         scale=draw(st.none() | st.sampled_from([0.0, -0.3, 1.0, 5.0])),
         mask=None
-        if kernel.is_split
+        if not kernel.mask_types
         else draw(
             st.none()
             | st.builds(
                 MaskRecipe,
-                dtype=st.sampled_from(MASK_DTYPES),
+                dtype=st.sampled_from(mask_dtypes(kernel)),
                 shape=st.sampled_from(sorted(MASK_SHAPES)),
                 layout=st.sampled_from(sorted(LAYOUTS)),
                 density=st.sampled_from([1.0, 0.7, 0.2, 0.02]),

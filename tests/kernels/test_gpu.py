@@ -10,7 +10,7 @@ from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, random_qkv, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel, random_inputs, run_kernel
-from tests.kernels.masks import MASK_DTYPES, random_mask
+from tests.kernels.masks import mask_dtypes, random_mask
 from tests.kernels.numerics import check_numerics
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def large_cases(kernel: TestedKernel, seqlen_q: int, seqlen_k: int) -> list[Case
     }
     cases = [
         Case(**inputs, **common, mask=random_mask(dtype, (2, 1, seqlen_q, seqlen_k), kernel.device))
-        for dtype in MASK_DTYPES
+        for dtype in mask_dtypes(kernel.info)
     ]
     padded = {
         "lengths_q": Lengths(seqlens=(seqlen_q - 5, seqlen_q)),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, random_qkv, run_case
+from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
-from tests.kernels.masks import BIAS_DTYPES, LAYOUTS, MASK_DTYPES, MASK_SHAPES, random_mask
+from tests.kernels.masks import BIAS_DTYPES, LAYOUTS, MASK_DTYPES, MASK_SHAPES, mask_dtypes, random_mask
 
 ALIGNMENTS = (None, *Causal)
 DTYPE_IDS = {"ids": lambda dtype: str(dtype).removeprefix("torch.")}
@@ -26,7 +26,7 @@ def small_sizes(kernel: TestedKernel) -> tuple[int, int]:
 def test_shapes(general_kernel: TestedKernel, pattern: str) -> None:
     rows, keys = small_sizes(general_kernel)
     inputs = random_qkv(general_kernel, rows, keys)
-    for i, dtype in enumerate(MASK_DTYPES):
+    for i, dtype in enumerate(mask_dtypes(general_kernel.info)):
         mask = random_mask(dtype, MASK_SHAPES[pattern](2, 2, rows, keys), general_kernel.device, seed=i)
         check_case(general_kernel, Case(**inputs, mask=mask, causal=ALIGNMENTS[i % 3]))
 
@@ -35,7 +35,7 @@ def test_shapes(general_kernel: TestedKernel, pattern: str) -> None:
 def test_layouts(general_kernel: TestedKernel, layout: str) -> None:
     rows, keys = small_sizes(general_kernel)
     inputs = random_qkv(general_kernel, rows, keys, bshd=True)
-    for i, dtype in enumerate(MASK_DTYPES):
+    for i, dtype in enumerate(mask_dtypes(general_kernel.info)):
         mask = random_mask(dtype, (2, 1, rows, keys), general_kernel.device, seed=i, layout=layout)
         check_case(general_kernel, Case(**inputs, mask=mask, causal=ALIGNMENTS[(i + 1) % 3]))
 
@@ -122,12 +122,25 @@ def test_the_lowest_finite_bias(general_kernel: TestedKernel, dtype: torch.dtype
         torch.testing.assert_close(out[:, :, 7:9].double(), mean.expand(1, 2, 2, -1), atol=1e-3, rtol=1e-2)
 
 
+def test_other_masks_are_refused(general_kernel: TestedKernel) -> None:
+    """Those that the kernel has no function for."""
+    rows, keys = small_sizes(general_kernel)
+    inputs = random_qkv(general_kernel, rows, keys, batch=1)
+    taken = mask_dtypes(general_kernel.info)
+    for dtype in MASK_DTYPES:
+        mask = random_mask(dtype, (rows, keys), general_kernel.device)
+        params, _held = make_case_params(Case(**inputs, mask=mask), torch.empty_like(inputs["q"]), None)
+        reason = general_kernel.library.refusal(general_kernel.info.index, params)
+        assert (reason is None) == (dtype in taken)
+        assert reason is None or "mask is a bias; this kernel takes boolean masks" in reason
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.2, 1e-6, 8.0])
 def test_scales(general_kernel: TestedKernel, scale: float) -> None:
     """The scale is applied to the scores and not to the bias."""
     rows, keys = small_sizes(general_kernel)
     inputs = random_qkv(general_kernel, rows, keys, batch=1)
-    for dtype in MASK_DTYPES:
+    for dtype in mask_dtypes(general_kernel.info):
         mask = random_mask(dtype, (rows, keys), general_kernel.device)
         check_case(general_kernel, Case(**inputs, mask=mask, scale=scale))
 

@@ -35,6 +35,7 @@ def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_
         is_general=False,
         has_dropout=False,
         is_split=False,
+        is_unbiased=False,
         smem_bytes=49152 if kv_groups == 1 else kv_groups * 3 * 2 * 64 * block_n,
         ctas_per_sm=ctas_per_sm,
     )
@@ -147,8 +148,8 @@ def test_mismatches_name_what_differs() -> None:
     )
     assert mismatches(kernel(64, 64, 4), everything) == [
         "value's head_dim is query's",
-        "takes no mask",
         "takes no lengths",
+        "takes no mask",
         "applies no dropout",
     ]
 
@@ -168,6 +169,14 @@ def test_general_kernels_take_what_plain_ones_do_not() -> None:
         assert mismatches(dropout, task) == []
     for sizes in ({"head_dim": 88}, {"head_dim_v": 88}):
         assert mismatches(row, dataclasses.replace(problem(1, 4), **sizes)) == ["head_dim is at most 80"]
+
+
+def test_unbiased_kernels_take_boolean_masks_only() -> None:
+    row = dataclasses.replace(kernel(64, 64, 4), is_general=True, is_unbiased=True)
+    for mask in MaskType:
+        task = dataclasses.replace(problem(1, 4), mask=mask, has_lengths=True)
+        assert mismatches(row, task) == ([] if mask is MaskType.BOOL else ["takes no bias"])
+    assert mismatches(row, problem(1, 4)) == []
 
 
 def test_general_kernels_cost_more_and_head_dim_counts() -> None:
@@ -199,10 +208,11 @@ def test_names_say_what_rows_are() -> None:
             + f"_{row.dtype.value}"
         )
         name += "_causal" * row.is_causal + "_general" * row.is_general + "_dropout" * row.has_dropout
-        name += "_split" * row.is_split
+        name += "_split" * row.is_split + "_unbiased" * row.is_unbiased
         assert row.name == name
         assert row.is_general or not (row.has_dropout or row.is_split)
         assert not (row.is_split and row.has_dropout)
+        assert not row.is_unbiased or (row.is_general and not row.has_dropout and not row.is_split)
         assert not (row.is_general and row.is_causal)
 
 

@@ -144,6 +144,19 @@ UNFIT = {
         ),
         "is a plain kernel, but is named for f16 d64 bool",
     ),
+    "unbiased kernel for a bias": (
+        lambda: to_json(
+            table(
+                row(
+                    bucket=dataclasses.replace(bucket(), head_dim=96, kind="bias16"),
+                    kernel=next(
+                        k.name for k in kernels(Target.HOST) if k.is_unbiased and k.dtype is DType.F16
+                    ),
+                )
+            )
+        ),
+        "takes no bias, but is named for f16 d96 bias16",
+    ),
     "piped kernel": (
         lambda: to_json(
             table(row(kernel=next(k.name for k in kernels(Target.HOST) if k.family is Family.UNFUSED)))

@@ -21,7 +21,7 @@ from sdpa_cutlass.cli.tuning.cover import improved, smallest_cover
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
 from sdpa_cutlass.registry import KernelInfo
 
-_TABLES = ("FMHA_FWD_TILES", "FMHA_FWD_GENERAL_TILES", "FMHA_FWD_SPLIT_TILES")
+_TABLES = ("FMHA_FWD_TILES", "FMHA_FWD_GENERAL_TILES", "FMHA_FWD_SPLIT_TILES", "FMHA_FWD_UNBIASED_TILES")
 
 
 @dataclass(frozen=True, order=True)
@@ -65,7 +65,8 @@ def tile_of(kernel: KernelInfo) -> Tile:
     """The tile of a kernel, from its name: <family>_<arch>_d<head_dim>_<tile>_<dtype>..."""
     unit = kernel.name.partition(f"_{kernel.dtype.value}")[0]
     name = unit.partition(f"_d{kernel.head_dim}_")[2]
-    return Tile(_TABLES[kernel.is_general + kernel.is_split], kernel.head_dim, name, unit)
+    table = _TABLES[kernel.is_general + kernel.is_split + 2 * kernel.is_unbiased]
+    return Tile(table, kernel.head_dim, name, unit)
 
 
 def select(found: Sequence[Choice], kernels: Mapping[str, KernelInfo], within: float) -> Selection:

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 3
+#define SDPA_ABI_VERSION 4
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -123,6 +123,7 @@ typedef struct sdpa_kernel_info {
   int32_t is_general; /* 1: takes masks, lengths per sequence, any head_dim up to its own, and causal or not */
   int32_t has_dropout;
   int32_t is_split; /* 1: general, but without masks; several CTAs may share the keys of a tile */
+  int32_t is_unbiased; /* 1: general, but without biases */
   int32_t smem_bytes;  /* dynamic shared memory of one CTA */
   int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */
 } sdpa_kernel_info;

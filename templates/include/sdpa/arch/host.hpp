@@ -160,6 +160,9 @@ struct Host {
 
   static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }
 
+  // Reads the byte, so that an address beyond its tensor is found.
+  static void prefetch(void const *address) { static_cast<void>(*static_cast<char const volatile *>(address)); }
+
   static uint32_t byte_pair(uint32_t word, int index) {
     uint32_t const pair = word >> (16 * index);
     return (pair & 0xffu) | (pair & 0xff00u) << 8;

@@ -31,6 +31,7 @@ struct DenseMask {
   static constexpr int kRows = Traits::kRowsPerThread;
   static constexpr int kWords = (kRun * kBytes + 3) / 4;
   static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;            // words of a row
+  static constexpr int kCacheLine = 128;
   static constexpr int kAhead = kCapacity / kWords < kRuns ? kCapacity / kWords : kRuns;  // runs that fit
 
   MaskRef const &ref;
@@ -47,6 +48,14 @@ struct DenseMask {
   template <bool kWhole, class Coords>
   SDPA_DEVICE void fetch(Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
     if constexpr (kMask != MaskKind::kBias32) fetch_runs<kWhole>(0, kAhead, coords, first_row, first_col, sequence);
+  }
+
+  // Asks for the lines of the tile at (first_row, first_col), a row a thread. All of the tile's columns exist.
+  SDPA_DEVICE void prefetch(int thread, int first_row, int first_col, Sequence const &sequence) const {
+    if (!ref.is_vectorised) return;
+    char const *const from = vector_at(cute::min(first_row + thread, sequence.seqlen_q - 1), first_col);
+    CUTE_UNROLL
+    for (int byte = 0; byte < Traits::kBlockN * kBytes; byte += kCacheLine) Arch::prefetch(from + byte);
   }
 
   // coords: (rows, cols) of the tile of the scores. False: no row of this warp sees a key of the block, and the scores
@@ -187,12 +196,16 @@ struct DenseMask {
     return first_col + static_cast<int>(cute::get<1>(coords(0, u * kRun)));
   }
 
-  // One run, in a mask that allows vectors: its rows are less than 2^31 bytes apart.
+  // In a mask that allows vectors: its rows are less than 2^31 bytes apart.
+  SDPA_DEVICE char const *vector_at(int row, int column) const {
+    return head + static_cast<int64_t>(column) * kBytes + int64_t{row} * static_cast<int32_t>(ref.row_stride);
+  }
+
+  // One run.
   template <bool kWhole>
   SDPA_DEVICE void fetch_vector(uint32_t *into, int row, int column, int seqlen_k) const {
     if (kWhole || column + kRun <= seqlen_k) {
-      load_vector(into, head + static_cast<int64_t>(column) * kBytes +
-                            int64_t{row} * static_cast<int32_t>(ref.row_stride));
+      load_vector(into, vector_at(row, column));
     } else {
       fetch_elements(into, row, column, seqlen_k);
     }

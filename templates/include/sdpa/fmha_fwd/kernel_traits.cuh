@@ -164,6 +164,10 @@ struct KernelTraits {
   static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
   // With dropout, the largest of them leave none for the mask's address either; smaller ones spill with this.
   static constexpr bool kFindsMaskAgain = kHasMask && kHasDropout && kBlockM * kHeadDim >= 128 * 128;
+  // Large tiles with biases of 16 bits wait for these, up to head_dim 80: a thread asks for the lines of a row a block
+  // ahead. Other masks, and larger head_dims, are slower with this.
+  static constexpr bool kPrefetchesMask = kMask == MaskKind::kBias16 && !kHasDropout && kHeadDim >= 64 && kHeadDim <= 80 &&
+                                          kKvGroups == 1 && kBlockM == kGroupThreads;
   static_assert(kBlockN % kRowsPerPass == 0, "a pass of the K and V loads covers whole tiles");
   static_assert(kQDirect || kBlockM % kRowsPerPass == 0, "a pass of the Q loads covers whole tiles");
 };

@@ -235,6 +235,8 @@ KernelRow make_row() {
   row.info.is_general = Traits::kIsGeneral;
   row.info.has_dropout = Traits::kHasDropout;
   row.info.is_split = Traits::kIsSplit;
+  constexpr bool kTakesBias = (Others::Traits::kHasBias || ... || false);
+  row.info.is_unbiased = Traits::kIsGeneral && !Traits::kIsSplit && !kTakesBias;
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;

@@ -248,6 +248,9 @@ struct Mainloop {
       int const first_col = n_block * kBlockN;
       if constexpr (Traits::kFindsMaskAgain) mask.find_head(Traits::work_tile(params, Arch::block_idx_again()));
       if constexpr (kHasMask) mask.template fetch<kWhole>(tScS, again(first_row), first_col, sequence);
+      if constexpr (Traits::kPrefetchesMask) {
+        if (n_block > 0) mask.prefetch(Arch::thread_idx_again(), again(first_row), first_col - kBlockN, sequence);
+      }
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
       clear(tSrS);
