@@ -29,7 +29,7 @@ INPUT_POISON = {
     torch.float16: 0x7E11,
     torch.bfloat16: 0x7FC1,
 }  # others, to tell a NaN read from one left over
-_GUARD = 512  # elements in front of and behind a tensor
+_GUARD = 4096  # elements in front of and behind a tensor: what a wrong stride reaches, too, in these sizes
 SPARE_ROWS = 40  # NaN rows behind each head
 
 

@@ -1,7 +1,7 @@
 """Builds a small host library from a copy of the headers, with or without a defect in it.
 
 The units are the generator's own, for the few kernels of one `Kernels`; what does not depend on kernels is
-compiled once. No CMake: a mutant costs one or two calls of g++.
+compiled once, CuTe's headers too. No CMake: a mutant costs one or two calls of g++.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w",
 _RARE_COLLECTION = ("--param=ggc-min-expand=1000", "--param=ggc-min-heapsize=1000000")
 
 _SOURCES = ROOT / "templates" / "src"
+
+_CUTE = "cute.hpp"  # in a workshop's folder: what units include first, and mutants do not change
+_CUTE_HEADERS = ("cute/tensor.hpp", "cutlass/bfloat16.h", "cutlass/half.h", "cutlass/fast_math.h")
 
 
 class BuildError(RuntimeError):
@@ -56,6 +59,12 @@ class Workshop:
             '#define SDPA_BUILD_SANITIZERS ""\n',
             encoding="utf-8",
         )
+        cute = folder / _CUTE
+        cute.write_text("".join(f"#include <{header}>\n" for header in _CUTE_HEADERS), encoding="utf-8")
+        for observed in (False, True):
+            compiled = folder / f"{_CUTE}.gch" / ("observed" if observed else "plain")
+            compiled.parent.mkdir(exist_ok=True)
+            _compile(cute, compiled, INCLUDE, folder, observed=observed, language="c++-header")
         common: dict[tuple[bool, bool], tuple[Path, ...]] = {}
         for observed, lines in product((False, True), repeat=2):
             place = folder / f"common{'-observed' * observed}{'-lines' * lines}"
@@ -99,8 +108,16 @@ class Workshop:
 
 
 def _compile(
-    source: Path, target: Path, include: Path, folder: Path, *, observed: bool, lines: bool = False
+    source: Path,
+    target: Path,
+    include: Path,
+    folder: Path,
+    *,
+    observed: bool,
+    lines: bool = False,
+    language: str = "c++",
 ) -> None:
+    precompiled = ("-include", str(folder / _CUTE)) if source.suffix == ".cu" else ()
     flags = [
         *_FLAGS,
         *_RARE_COLLECTION,
@@ -110,8 +127,9 @@ def _compile(
         f"-I{include}",
         f"-I{folder}",
         *include_flags(),
+        *precompiled,
     ]
-    _run([compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
+    _run([compiler(), *flags, "-x", language, "-c", str(source), "-o", str(target)])
 
 
 # The cases that need CuTe are left out, and in observed builds those that race on purpose.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+
+import pytest
+import torch
 
 from sdpa_cutlass._locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
@@ -98,22 +104,22 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     record = library.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
     tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    command += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
+    arguments = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
     if observed:
-        command += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
+        arguments += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
     elif kernels is Kernels.SPLIT:
-        command += ["-k", _SPLIT]
-    environment = {**os.environ, Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    hung = False
-    try:
-        run = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
-        code, output = run.returncode, run.stdout[-2000:] + run.stderr[-2000:]
-    except subprocess.TimeoutExpired:
-        hung, code, output = True, 0, ""
+        arguments += ["-k", _SPLIT]
+    log = library.with_suffix(".log")
+    process = _imported().Process(target=_run_pytest, args=(arguments, library, log))
+    process.start()
+    process.join(TIMEOUT_S)
+    hung = process.exitcode is None
+    if hung:
+        process.kill()
+        process.join()
+    code = process.exitcode if process.exitcode is not None and not hung else 0
+    output = log.read_text()[-2000:] if log.exists() else ""
     events = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     failures = list(_failures(events, library))
     ended = {event["test"] for event in events if event["event"] != "started"}
@@ -129,6 +135,25 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     if passed == 0 and not failures:
         raise RuntimeError(f"no test ran:\n{output}")
     return Outcome(passed=passed, failures=tuple(failures))
+
+
+@cache
+def _imported() -> ForkServerContext:
+    """Its processes start with torch imported, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numpy", "torch"])
+    return context
+
+
+def _run_pytest(arguments: list[str], library: Path, log: Path) -> None:
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(ROOT)
+    os.environ |= {Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    torch.set_num_threads(1)  # torch has read its variable
+    sys.exit(pytest.main(arguments))
 
 
 def _probe_engine(program: Path) -> Outcome:
