@@ -56,8 +56,8 @@ class BaselineError(RuntimeError):
 
 
 def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Outcome:
-    """Builds and tests the unchanged headers; races are reported with lines. Raises BuildError."""
-    library = workshop.library(kernels, None, observed=observed, lines=True)
+    """Builds and tests the unchanged headers. Raises BuildError."""
+    library = workshop.library(kernels, None, observed=observed)
     outcome = probe(library, kernels, observed=observed)
     workshop.discard(library)
     return outcome
