@@ -17,6 +17,11 @@ if(host IN_LIST SDPA_TARGET)
   list(APPEND _built sdpa_cutlass_host)
   set(_cuda_include ${SDPA_CUDA_INCLUDE_DIR})
 endif()
+set(_modules "")
+if(TARGET sdpa_launcher)
+  list(APPEND _modules --module $<TARGET_FILE:sdpa_launcher>)
+  list(APPEND _built sdpa_launcher)
+endif()
 list(GET _cuda_include 0 _cuda_include)
 list(GET SDPA_CUTLASS_INCLUDE_DIRS 0 _cutlass_include)
 cmake_path(GET _cutlass_include PARENT_PATH _cutlass_root)
@@ -26,7 +31,7 @@ set(_notice ${CMAKE_BINARY_DIR}/CUTLASS.txt)
 set(_hashes ${CMAKE_BINARY_DIR}/libraries.json)
 add_custom_command(
   OUTPUT ${_bill} ${_notice} ${_hashes}
-  COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cmake/sbom.py ${_libraries} --cutlass ${_cutlass_root}
+  COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cmake/sbom.py ${_libraries} ${_modules} --cutlass ${_cutlass_root}
           --cuda-include ${_cuda_include} --out ${_bill}
   DEPENDS ${_built} ${CMAKE_SOURCE_DIR}/cmake/sbom.py
   COMMENT "Writing the bill of materials"

@@ -2,7 +2,7 @@
 
 Beside it go CUTLASS.txt, its licence, and libraries.json, by which the package knows its libraries again.
 
-    sbom.py --library X.so ... --cutlass DIR --cuda-include DIR --out FILE
+    sbom.py --library X.so ... [--module Y.so] --cutlass DIR --cuda-include DIR --out FILE
 
 Versions come from the libraries themselves, through the functions that the package uses, and from the
 headers they were compiled with. No time, no serial number, no path: the same build gives the same bytes.
@@ -62,21 +62,30 @@ def _component(
     }
 
 
-def _library(path: Path, build: BuildInfo) -> dict[str, Any]:
-    facts = {"target": build.target.value, "space": build.space, "digest": build.digest, "archs": build.archs}
+def _file(path: Path, **more: Any) -> dict[str, Any]:
     return {
         "type": "file",
         "bom-ref": path.name,
         "name": path.name,
-        "version": build.version,
+        "version": __version__,
         "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
         "licenses": [{"license": {"id": _OWN_LICENSE}}],
-        "properties": [{"name": f"sdpa_cutlass:{key}", "value": value} for key, value in facts.items()],
+        **more,
     }
 
 
-def bill(libraries: list[Path], cuda_include: Path) -> dict[str, Any]:
-    """The bill of the libraries. Raises the package's errors for a file that is not one of this version."""
+def _library(path: Path, build: BuildInfo) -> dict[str, Any]:
+    facts = {"target": build.target.value, "space": build.space, "digest": build.digest, "archs": build.archs}
+    return _file(
+        path, properties=[{"name": f"sdpa_cutlass:{key}", "value": value} for key, value in facts.items()]
+    )
+
+
+def bill(libraries: list[Path], cuda_include: Path, modules: list[Path]) -> dict[str, Any]:
+    """The bill of the libraries and of extension modules, which hold nothing but this package's own code.
+
+    Raises the package's errors for a file that is not a library of this version.
+    """
     builds = {}
     for path in libraries:
         target = next(target for target in Target if target.file_name == path.name)
@@ -118,7 +127,7 @@ def bill(libraries: list[Path], cuda_include: Path) -> dict[str, Any]:
             "licenses": [{"license": {"id": "Apache-2.0"}}],
         }
     )
-    files = [_library(path, build) for path, build in builds.items()]
+    files = [_library(path, build) for path, build in builds.items()] + [_file(path) for path in modules]
     apart = ("CUDA runtime", "minilm_qkv.safetensors")
     depends = [part["bom-ref"] for part in parts if part["name"] not in apart]
     runtime = [part["bom-ref"] for part in parts if part["name"] == "CUDA runtime"]
@@ -180,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the three files; a library or a licence that is not there is an error."""
     parser = argparse.ArgumentParser(description="The bill of materials of the built libraries.")
     parser.add_argument("--library", type=Path, action="append", required=True)
+    parser.add_argument("--module", type=Path, action="append", default=[], help="an extension module")
     parser.add_argument(
         "--cutlass", type=Path, required=True, help="the tree whose include/ was compiled with"
     )
@@ -188,9 +198,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, required=True, help="the bill; CUTLASS.txt and the hashes go beside it"
     )
     options = parser.parse_args(arguments)
-    text = json.dumps(bill(options.library, options.cuda_include), indent=1) + "\n"
+    text = json.dumps(bill(options.library, options.cuda_include, options.module), indent=1) + "\n"
     notice = cutlass_notice(options.cutlass)
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in options.library}
+    installed = options.library + options.module
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in installed}
     _write(options.out, text)
     _write(options.out.with_name(HASHES), json.dumps(hashes, indent=1) + "\n")
     _write(options.out.with_name("CUTLASS.txt"), notice)

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 import sdpa_cutlass
-from sdpa_cutlass import ArgumentError, LibraryNotFoundError, _c_api, registry
+from sdpa_cutlass import ArgumentError, LibraryNotFoundError, _c_api, launcher, registry
 from sdpa_cutlass._locate import Target
 
 _ROWS, _KEYS, _DIM = 5, 7, 64
@@ -66,6 +66,7 @@ def as_declared() -> str:
     _compare(out.numbers(), q.numbers(), k.numbers(), v.numbers())
     _expect_missing_out(q, k, v)
     assert "numpy" not in sys.modules
+    launcher.module()  # raises when it is not the one of this wheel
     try:
         cuda = _c_api.library(Target.CUDA)
     except LibraryNotFoundError:
@@ -123,13 +124,16 @@ def with_torch() -> str:
     torch.manual_seed(1)
     q, k, v = (torch.randn(2, 3, 37, _DIM).half() for _ in range(3))
     wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float())
-    for given in ((q, k, v), tuple(map(_Shares, (q, k, v)))):
+    for given in ((q, k, v), tuple(map(_Shares, (q, k, v))), (q, k, v), (q, k, v)):
         out = sdpa_cutlass.attention(*given)
         assert (out.float() - wanted).abs().max() < 3e-3
     with sdpa_cutlass.enabled() as usage:
         F.scaled_dot_product_attention(q, k, v)
     assert usage.served == 1, usage
-    return f"with torch {torch.__version__}: tensors, DLPack and enabled() are right"
+    way = "compiled" if launcher.is_used() else "Python"
+    return (
+        f"with torch {torch.__version__}: tensors, DLPack and enabled() are right; calls take the {way} path"
+    )
 
 
 if __name__ == "__main__":

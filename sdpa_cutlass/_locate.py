@@ -1,7 +1,7 @@
-"""Where the native libraries may lie, and whether a file there can be trusted.
+"""Where the native libraries and the compiled launcher may lie, and whether a file there can be trusted.
 
-Order: the path in the environment variable, alone, when it is set; otherwise the package folder, then
-``build/lib`` of the checkout that this package runs from. Nothing is ever looked up by bare name, in the
+Order: the path in the library's environment variable, alone, when it is set; otherwise the package folder,
+then ``build/lib`` of the checkout that this package runs from. Nothing is ever looked up by bare name, in the
 working directory or on the loader's search path.
 
 Nobody else may be able to write the file, its folder, or the folder of a link to it; and in an installed
@@ -22,6 +22,12 @@ from .errors import LibraryMismatchError, LibraryNotFoundError, UntrustedLibrary
 
 HASHES = "libraries.json"
 """Beside an installed library: {file name: SHA-256}, written by the build of the wheel."""
+
+LAUNCHER = "_launcher.abi3.so"
+"""The extension module of the compiled call path (launcher.py), which may be missing."""
+
+LAUNCHER_VARIABLE = "SDPA_CUTLASS_LAUNCHER"
+"""The environment variable that may say "off"."""
 
 
 class Target(Enum):
@@ -46,13 +52,15 @@ class Target(Enum):
 def candidates(target: Target) -> list[Path]:
     """The places to look at, first choice first."""
     explicit = os.environ.get(target.environment_variable)
-    if explicit:
-        return [Path(explicit)]
+    return [Path(explicit)] if explicit else _own_places(target.file_name)
+
+
+def _own_places(file_name: str) -> list[Path]:
     package = Path(__file__).resolve().parent
-    places = [package / target.file_name]
+    places = [package / file_name]
     checkout = package.parent
     if (checkout / "CMakeLists.txt").is_file():
-        places.append(checkout / "build" / "lib" / target.file_name)
+        places.append(checkout / "build" / "lib" / file_name)
     return places
 
 
@@ -72,7 +80,7 @@ def locate(target: Target) -> Path:
             path = place.resolve()
             _check_trusted(path, place.parent)
             if not os.environ.get(target.environment_variable):
-                _check_build(path, target)
+                _check_build(path, f"set {target.environment_variable} to the library that is meant")
             return path
         tried.append(f"  {place}: {'not a file' if place.exists() else 'not there'}")
     variable = target.environment_variable
@@ -81,6 +89,24 @@ def locate(target: Target) -> Path:
         f"{target.file_name} was not found. Tried:\n" + "\n".join(tried) + f"\n({variable} is {state}.) "
         f"To make it, {target.how_to_build}."
     )
+
+
+def locate_launcher() -> Path | None:
+    """The compiled launcher's file, resolved and found safe; None when there is none, or it is not wanted.
+
+    Raises ValueError for another value of the variable, UntrustedLibraryError and LibraryMismatchError as
+    `locate`.
+    """
+    wanted = os.environ.get(LAUNCHER_VARIABLE, "")
+    if wanted not in ("", "off"):
+        raise ValueError(f"{LAUNCHER_VARIABLE} is {wanted!r}; allowed is 'off', or nothing")
+    for place in () if wanted else _own_places(LAUNCHER):
+        if place.is_file():
+            path = place.resolve()
+            _check_trusted(path, place.parent)
+            _check_build(path, f"set {LAUNCHER_VARIABLE}=off to do without it")
+            return path
+    return None
 
 
 def _check_trusted(path: Path, named_in: Path) -> None:
@@ -105,8 +131,11 @@ def _check_trusted(path: Path, named_in: Path) -> None:
             )
 
 
-def _check_build(path: Path, target: Target) -> None:
-    """Raises LibraryMismatchError when the package was installed with another file of this name."""
+def _check_build(path: Path, otherwise: str) -> None:
+    """Raises LibraryMismatchError when the package was installed with another file of this name.
+
+    `otherwise`: what can be done instead of installing the package again.
+    """
     listed = path.with_name(HASHES)
     try:
         hashes = json.loads(listed.read_text(encoding="utf-8"))
@@ -119,6 +148,5 @@ def _check_build(path: Path, target: Target) -> None:
     if found != expected:
         raise LibraryMismatchError(
             f"{path} is not loaded: it is of another build than this package. Its SHA-256 is {found}; "
-            f"{listed.name} beside it says {expected}. Install the package again, or set "
-            f"{target.environment_variable} to the library that is meant."
+            f"{listed.name} beside it says {expected}. Install the package again, or {otherwise}."
         )

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class AttentionPlan:
     """What `plan` found for one set of sizes, strides and options. Any thread may use it."""
 
-    __slots__ = ("_given", "_launch_at", "_plan", "out_shape", "out_stride")
+    __slots__ = ("_compiled", "_given", "_launch_at", "_plan", "out_shape", "out_stride")
 
     def __init__(self, bound: Plan, given: Extras, out: torch.Tensor) -> None:
         self._plan = bound
         self._launch_at = bound.launch_at
+        launcher = bound.compiled()
+        self._compiled = None if launcher is None else launcher.run
         self._given = given  # the mask and the lengths, whose addresses the plan holds
         self.out_shape = tuple(out.shape)
         """Shape of `out`."""
@@ -56,7 +58,9 @@ class AttentionPlan:
         softmax_lse, float32 [B, Hq, Sq] contiguous, is given exactly when the plan was made with return_lse.
         Anything else reads or writes where it should not. Raises LaunchError or HostCheckError.
         """
-        self._launch_at(query.data_ptr(), key.data_ptr(), value.data_ptr(), out, softmax_lse)
+        compiled = self._compiled
+        if compiled is None or not compiled(query, key, value, out, softmax_lse):
+            self._launch_at(query.data_ptr(), key.data_ptr(), value.data_ptr(), out, softmax_lse)
 
     def __repr__(self) -> str:
         return f"AttentionPlan({self.kernel.name}: {self.problem})"

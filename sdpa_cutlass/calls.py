@@ -2,19 +2,20 @@
 
 A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
 any other one is checked and planned first (see planning.py). `run` is the path of plain calls and looks at
-nothing else, first of all at the latest signature, which spares it a hash; `run_general` takes masks,
-dropout, lengths and layouts as well. Arrays of other libraries are read as tensors first (see arrays.py);
-where torch is not installed, as they are (see array_calls.py). While torch traces, the call is an operator
-(see torch_ops.py).
+nothing else: first the compiled table of the latest signatures, where there is one (see launcher.py), then
+the latest signature, which spares it a hash. `run_general` takes masks, dropout, lengths and layouts as well.
+Arrays of other libraries are read as tensors first (see arrays.py); where torch is not installed, as they are
+(see array_calls.py). While torch traces, the call is an operator (see torch_ops.py).
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import array_calls, checks, results, rng
+from . import array_calls, checks, launcher, results, rng
 from .arrays import as_tensor, has_torch, is_tensor
 from .checks import Layout
 from .extras import Extras
@@ -31,6 +32,10 @@ Plans = dict[tuple[Any, ...], Prepared]
 _plain: Plans = {}  # of `run`
 _general: Plans = {}  # of `run_general`
 _latest: tuple[Plans, tuple[Any, ...], Prepared | None] = {}, (None,), None  # where `run` found what
+_compiled: Any = None  # the CallTable of `run`, from its first signature on
+
+_IMMUTABLE = (type(None), bool, int, float, str, Causal, Family)
+"""Types of options that say the same whenever they are the same object."""
 
 
 def run(
@@ -52,8 +57,15 @@ def run(
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return torch_ops.traced(options, Inputs(query, key, value, out))[:2]
+    if _compiled is not None:
+        known_call = _compiled.call(
+            family, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out
+        )
+        if known_call is not None:
+            return known_call
     signature: tuple[Any, ...] | None = None
     prepared = None
+    is_latest = True
     try:
         signature = (
             type(query), query.shape, query.stride(), query.dtype, query.device,
@@ -72,6 +84,7 @@ def run(
             prepared = _plain[signature]
             q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
             _latest = _plain, signature, prepared
+            is_latest = False
         if (q | k | v) & 15:
             prepared = signature = None
     except KeyError:
@@ -83,7 +96,9 @@ def run(
         return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)[:2]
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
-    plan, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
+    if not is_latest:
+        _compile(prepared, (family, causal, scale, enable_gqa, kernel, return_lse), query, key, value, out)
+    plan, _, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
     elif out_stride is None:
@@ -187,7 +202,7 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, empty_like, lse_like, out_stride, out_shape, _, _, _ = prepared
+    plan, _, empty_like, lse_like, out_stride, out_shape, _, _, _ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None
@@ -204,6 +219,37 @@ def remember(cache: Plans, signature: tuple[Any, ...] | None, prepared: Prepared
     if len(cache) >= _MAX_PLANS:
         cache.clear()
     cache[signature] = prepared
+
+
+def _compile(
+    prepared: Prepared,
+    options: tuple[Any, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
+    """Tells the compiled table of a plain signature, where there is a launcher for its plan."""
+    global _compiled
+    if prepared.launcher is None or not all(isinstance(option, _IMMUTABLE) for option in options):
+        return
+    if _compiled is None:
+        module = launcher.module()
+        assert module is not None
+        _compiled = module.CallTable()
+    make_out: Callable[..., torch.Tensor] = prepared.empty_like
+    make_lse = None
+    if prepared.out_stride is not None:
+        make_out = functools.partial(_empty_strided, prepared.out_shape, prepared.out_stride)
+    if prepared.lse_like is not None:
+        make_lse = functools.partial(
+            prepared.empty_like, prepared.lse_like, memory_format=sys.modules["torch"].contiguous_format
+        )
+    _compiled.add(prepared.launcher, options, (query, key, value, out), make_out, make_lse, prepared.spans)
+
+
+def _empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty_strided(shape, stride)
 
 
 def _is_autocast_enabled(query: torch.Tensor) -> bool:

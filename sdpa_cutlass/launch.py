@@ -13,8 +13,9 @@ import functools
 import struct
 import sys
 from ctypes import c_void_p
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from . import launcher
 from ._c_api import Library, Params, library
 from ._locate import Target
 from .arrivals import arrival_counters, prepare_counters
@@ -133,6 +134,7 @@ class Plan:
         self.num_splits = params.num_splits
         self.workspace_bytes = library.workspace_bytes(kernel.index, params)
         self._library = library
+        self._device = device
         image = bytes(params)
         self._ready = (
             library.untyped_launch,
@@ -180,25 +182,40 @@ class Plan:
     ) -> None:
         """`launch` for callers that have the inputs' addresses. `rest`: sdpa_params from its strides on."""
         launch, current_stream, index, device, workspace_bytes, first, known_rest = self._ready
-        workspace, address, arrivals, handle, stream = None, 0, 0, 0, None
+        meeting, address, arrivals, handle, stream = None, 0, 0, 0, None
         if current_stream is not None:
             handle = current_stream(device)
             stream = _streams.get(handle)
             if stream is None:
                 stream = _keep_stream(handle)
         if workspace_bytes:
-            workspace, address = self._allocate_workspace(out)
-            if self.num_splits > 1:
-                arrivals = arrival_counters(out.device, handle)
+            meeting, address, arrivals = self._meet(out, handle)
         lse = 0 if softmax_lse is None else softmax_lse.data_ptr()
         params = _pack(
             first, query, key, value, out.data_ptr(), lse,
             address, workspace_bytes, arrivals, rest or known_rest,
         )  # fmt: skip
         status = launch(index, params, device, stream)
-        del workspace  # torch's allocator reuses it in stream order
+        del meeting  # torch's allocator reuses it in stream order
         if status:
-            self._library.check(status, f"{self.kernel.name} on {self.problem}")
+            self._library.check(status, str(self))
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} on {self.problem}"
+
+    def compiled(self) -> Any:
+        """`launch` without extras as a Launcher, or None: see launcher.py."""
+        _, _, index, _, workspace_bytes, first, rest = self._ready
+        params = first + bytes(_STRIDES - _FIRST) + rest
+        meet = self._meet if workspace_bytes else None
+        return launcher.make_launcher(
+            self._library, str(self), index, self._device, params, meet, workspace_bytes
+        )
+
+    def _meet(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int, int]:
+        """A workspace to keep until the launch is queued, its address, and that of the counters or 0."""
+        workspace, address = self._allocate_workspace(out)
+        return workspace, address, arrival_counters(out.device, stream) if self.num_splits > 1 else 0
 
     def _allocate_workspace(self, out: torch.Tensor) -> tuple[torch.Tensor, int]:
         """A tensor, and the aligned address in it."""

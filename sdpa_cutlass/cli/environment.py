@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import sdpa_cutlass
+from sdpa_cutlass import launcher
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.errors import SdpaError
@@ -114,6 +115,7 @@ def record(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "library": library_record(Target.CUDA if device.type == "cuda" else Target.HOST),
+        "compiled_launcher": launcher.is_used(),
         "date": _now(),
         "clocks": None,
         "package": sdpa_cutlass.__version__,

@@ -49,6 +49,7 @@ def render(found: Inventory, troubles: list[Trouble]) -> str:
     lines = [f"sdpa_cutlass {found.package}, Python {found.python}, {found.platform}"]
     for facts in found.libraries:
         lines += ["", *_library_lines(facts)]
+    lines += ["", "The compiled launcher (optional, for shorter calls)", _line("file", found.launcher)]
     lines += ["", "This machine"]
     if found.gpus:
         for index, gpu in enumerate(found.gpus):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sdpa_cutlass
-from sdpa_cutlass import _locate
+from sdpa_cutlass import _locate, launcher
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli.environment import gpu_state, output_of, package_version
@@ -69,6 +69,7 @@ class Inventory:
     python: str
     platform: str
     libraries: tuple[LibraryFacts, ...]
+    launcher: str
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     driver_cuda: int | None = None
@@ -99,6 +100,7 @@ def take() -> Inventory:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         libraries=tuple(library_facts(target) for target in Target),
+        launcher=launcher_facts(),
         driver=gpu_state().get("driver"),
         driver_cuda=driver_version(),
         cuda_python=package_version("cuda-python") or package_version("cuda-bindings"),
@@ -109,6 +111,20 @@ def take() -> Inventory:
         forced_kernel=os.environ.get(FORCE_VARIABLE),
         **torch_facts,
     )
+
+
+def launcher_facts() -> str:
+    """The compiled launcher's file, or why calls take the way through Python."""
+    try:
+        path, module = _locate.locate_launcher(), launcher.module()
+    except (SdpaError, ValueError, OSError) as error:
+        return _first_line(str(error)) or ""
+    if path is None:
+        off = os.environ.get(_locate.LAUNCHER_VARIABLE)
+        return f"{_locate.LAUNCHER_VARIABLE}={off}" if off else "not built: no Python headers were found"
+    if module is None:
+        return f"not used: {path} is not for this Python and package"
+    return str(path) if launcher.exchange() is not None else "not used: torch has no DLPack exchange API"
 
 
 def library_facts(target: Target) -> LibraryFacts:

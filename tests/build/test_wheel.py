@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sdpa_cutlass import __version__
-from sdpa_cutlass._locate import HASHES, Target
+from sdpa_cutlass._locate import HASHES, LAUNCHER, Target
 
 from .conftest import LIBRARIES, REPOSITORY, built, load_script
 
@@ -132,11 +132,20 @@ def make_headers(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bill(sbom: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stands in for the compiled launcher: it is only hashed."""
+    path = tmp_path_factory.mktemp("extension") / LAUNCHER
+    path.write_bytes(b"an extension module")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bill(
+    sbom: ModuleType, extension: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     headers = make_headers(tmp_path_factory.mktemp("headers"))
-    content: dict[str, Any] = sbom.bill(
-        [built(path, "make cuda host") for path in LIBRARIES.values()], headers
-    )
+    libraries = [built(path, "make cuda host") for path in LIBRARIES.values()]
+    content: dict[str, Any] = sbom.bill(libraries, headers, [extension])
     return content
 
 
@@ -147,6 +156,7 @@ def test_the_bill_names_everything_with_version_and_licence(bill: dict[str, Any]
     assert {name: part.get("version") for name, part in parts.items()} == {
         "libsdpa_cutlass.so": __version__,
         "libsdpa_cutlass_host.so": __version__,
+        LAUNCHER: __version__,
         "CUTLASS": "4.2.0",
         "CUDA Toolkit headers": "13.0",
         "CUDA runtime": "13.0",
@@ -166,7 +176,11 @@ def test_the_bill_has_the_libraries_hashes_and_what_each_holds(bill: dict[str, A
         facts = {entry["name"]: entry["value"] for entry in parts[path.name]["properties"]}
         assert facts["sdpa_cutlass:target"] == target
         assert len(facts["sdpa_cutlass:digest"]) == 64
+    digest = hashlib.sha256(b"an extension module").hexdigest()
+    assert parts[LAUNCHER]["hashes"] == [{"alg": "SHA-256", "content": digest}]
     holds = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
+    assert LAUNCHER in holds["sdpa_cutlass"]
+    assert LAUNCHER not in holds  # its own code only
     assert all(ref in parts for refs in holds.values() for ref in refs)
     assert "CUDA runtime@13.0" in holds["libsdpa_cutlass.so"]
     assert "CUDA runtime@13.0" not in holds["libsdpa_cutlass_host.so"]  # it is not linked there
@@ -181,7 +195,7 @@ def test_the_cuda_runtime_is_linked_statically() -> None:
 
 
 def test_the_script_writes_three_files(
-    sbom: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sbom: ModuleType, extension: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers, cutlass = make_headers(tmp_path / "include"), tmp_path / "cutlass"
     cutlass.mkdir()
@@ -197,6 +211,12 @@ def test_the_script_writes_three_files(
     assert sorted(path.name for path in out.iterdir()) == ["CUTLASS.txt", "bill.json", HASHES]
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     assert json.loads((out / HASHES).read_text()) == {Target.HOST.file_name: digest}
+    sbom.main([*options, "--module", str(extension), "--out", str(out / "bill.json")])
+    assert json.loads((out / HASHES).read_text()) == {
+        Target.HOST.file_name: digest,
+        LAUNCHER: hashlib.sha256(b"an extension module").hexdigest(),
+    }
+    sbom.main([*options, "--out", str(out / "bill.json")])
     first = (out / "bill.json").read_bytes()
     assert str(tmp_path).encode() not in first
     sbom.main([*options, "--out", str(out / "bill.json")])

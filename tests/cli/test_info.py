@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sdpa_cutlass import _locate, launcher
 from sdpa_cutlass.cli import info, inventory, main
 from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts
 
@@ -25,6 +26,7 @@ GOOD = Inventory(
     python="3.11.7",
     platform="Linux x86_64",
     libraries=(CUDA, HOST),
+    launcher="/lib/_launcher.abi3.so",
     gpus=(L4,),
     driver="580.1",
     driver_cuda=13000,
@@ -54,6 +56,9 @@ The host library (the same kernels on the CPU)
   not found
   Tried: a, b
 
+The compiled launcher (optional, for shorter calls)
+  file         /lib/_launcher.abi3.so
+
 This machine
   GPU 0        NVIDIA L4, sm_89, 58 SMs, 24 GiB
   driver       580.1, CUDA 13.0
@@ -72,6 +77,26 @@ Problems
 def test_report() -> None:
     found = dataclasses.replace(GOOD, libraries=(CUDA, dataclasses.replace(HOST, **NOT_THERE)))
     assert info.render(found, inventory.problems(found)) == REPORT
+
+
+def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert inventory.launcher_facts().endswith(("_launcher.abi3.so", "were found"))
+    monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "no")
+    assert "allowed is 'off'" in inventory.launcher_facts()
+    monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "off")
+    monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
+    assert inventory.launcher_facts() == "SDPA_CUTLASS_LAUNCHER=off"
+    monkeypatch.delenv("SDPA_CUTLASS_LAUNCHER")
+    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "package" / "_locate.py"))
+    assert inventory.launcher_facts() == "not built: no Python headers were found"
+    (tmp_path / "package").mkdir(mode=0o755)
+    file = tmp_path / "package" / "_launcher.abi3.so"
+    file.write_bytes(b"no module")
+    file.chmod(0o644)
+    assert inventory.launcher_facts() == f"not used: {file} is not for this Python and package"
+    monkeypatch.setattr(launcher, "module", lambda: launcher)
+    monkeypatch.setattr(launcher, "exchange", lambda: None)
+    assert inventory.launcher_facts() == "not used: torch has no DLPack exchange API"
 
 
 def test_nothing_wrong() -> None:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass import calls, torch_sdpa
+from sdpa_cutlass import calls, launcher, torch_sdpa
 from tests.library.torch_calls import ORIGINAL
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes every signature of plain calls unknown."""
+
+    def forget_all() -> None:
+        monkeypatch.setattr(calls, "_plain", {})
+        monkeypatch.setattr(calls, "_compiled", None)
+
+    return forget_all
+
+
+@pytest.fixture(params=["compiled", "python"])
+def _call_path(
+    request: pytest.FixtureRequest, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known signatures take the compiled path, or the one that there always is."""
+    if request.param == "python":
+        monkeypatch.setattr(launcher, "module", lambda: None)
+    elif not launcher.is_used():
+        pytest.skip("no compiled launcher for this Python and torch")
+    forget()
 
 
 @pytest.fixture

@@ -187,8 +187,10 @@ def test_scales(rand: Rand) -> None:
         expect(attention(q, k, v, scale=scale), q, k, v, scale=float(scale))
 
 
-def test_a_known_signature_reuses_its_plan(monkeypatch: pytest.MonkeyPatch, rand: Rand) -> None:
-    monkeypatch.setattr(calls, "_plain", {})
+def test_a_known_signature_reuses_its_plan(
+    monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None], rand: Rand
+) -> None:
+    forget()
     q, k = rand(1, 2, 9, 64), rand(1, 2, 9, 64, seed=1)
     first = attention(q, k, k)
     assert len(calls._plain) == 1
@@ -199,8 +201,10 @@ def test_a_known_signature_reuses_its_plan(monkeypatch: pytest.MonkeyPatch, rand
     assert len(calls._plain) == 1
 
 
-def test_the_plan_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, rand: Rand) -> None:
-    monkeypatch.setattr(calls, "_plain", {})
+def test_the_plan_cache_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None], rand: Rand
+) -> None:
+    forget()
     monkeypatch.setattr(calls, "_MAX_PLANS", 2)
     for seqlen in range(1, 6):
         q = rand(1, 1, seqlen, 64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import attention, calls, planning, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass import attention, planning, scaled_dot_product_attention, unfused_attention
 from tests.library.reference import expect_close, rand, softmax_lse, torchs_attention
 
 HEAD_DIMS = [
@@ -41,9 +43,12 @@ def test_head_dims(head_dims: tuple[int, int], is_causal: bool, device: str) -> 
 
 @pytest.mark.parametrize("head_dims", [(72, 72), (64, 32), (32, 64)], ids=str)
 def test_head_dims_that_are_read_in_place_have_plans(
-    head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch, device: str
+    head_dims: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    forget: Callable[[], None],
+    device: str,
 ) -> None:
-    monkeypatch.setattr(calls, "_plain", {})
+    forget()
     q, k, v = qkv(*head_dims, device)
     expected = attention(q, k, v)
     monkeypatch.setattr(planning, "choose", None)  # planning again would fail

@@ -9,6 +9,8 @@ import torch
 
 from sdpa_cutlass import ArgumentError, Family, UnsupportedError, attention, plan, unfused_attention
 
+pytestmark = pytest.mark.usefixtures("_call_path")
+
 
 def half(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().to(device)

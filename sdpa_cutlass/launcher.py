@@ -1,0 +1,98 @@
+"""The compiled call path: templates/launcher/launcher.c does in 1 µs what calls.py and launch.py do in 4.
+
+It needs its file, which builds have that found Python's headers, and a torch whose tensors have DLPack's C
+exchange interface. Without either, or with SDPA_CUTLASS_LAUNCHER=off in the environment, calls take the way
+through Python, with the same results and errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, _locate
+from ._c_api import Library, Params
+from ._locate import Target
+from .device import DeviceInfo
+
+if TYPE_CHECKING:
+    import torch
+
+_DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
+
+
+@functools.cache
+def module() -> ModuleType | None:
+    """The extension module, loaded at first use; None where there is none for this Python and this package.
+
+    Raises the errors of `locate_launcher`: a file that cannot be trusted is not passed over in silence.
+    """
+    path = _locate.locate_launcher()
+    if path is None:
+        return None
+    name = f"{__package__}._launcher"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    try:
+        found = importlib.util.module_from_spec(spec)
+        loader.exec_module(found)
+    except ImportError:  # a Python without the stable ABI, or another platform's file
+        return None
+    return found if found.version == __version__ else None
+
+
+def exchange() -> Any:
+    """torch's table of DLPack's C functions, or None."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+
+
+def is_used() -> bool:
+    """True when calls on this Python and torch take the compiled path. Raises the errors of `module`."""
+    return module() is not None and exchange() is not None
+
+
+def make_launcher(
+    library: Library,
+    doing: str,
+    index: int,
+    device: DeviceInfo,
+    params: bytes,
+    meet: Callable[[torch.Tensor, int], tuple[object, int, int]] | None,
+    workspace_bytes: int,
+) -> Any:
+    """A Launcher of kernel `index` with the struct `params`, or None where nothing compiled can serve.
+
+    `doing` begins the message of a launch that fails. `meet`, for kernels with a workspace, is called before
+    each launch with out and the stream's handle: what to keep until it is queued, workspace, split_arrivals.
+    """
+    found, table = module(), exchange()
+    if found is None or table is None:
+        return None
+
+    def fail(status: int) -> None:
+        library.check(status, doing)
+
+    try:
+        return found.Launcher(
+            tensor_type=sys.modules["torch"].Tensor,
+            exchange=table,
+            launch=ctypes.cast(library.untyped_launch, ctypes.c_void_p).value,
+            index=index,
+            device_type=_DEVICE_TYPES[device.target],
+            device=device.index,
+            params=params,
+            addresses=Params.q.offset,
+            fail=fail,
+            meet=meet,
+            workspace_bytes=workspace_bytes,
+        )
+    except ValueError:  # torch speaks another DLPack
+        return None

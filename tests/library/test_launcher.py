@@ -1,0 +1,511 @@
+"""The compiled call path: it does what the path through Python does, and leaves to that what it must."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from sdpa_cutlass import (
+    ArgumentError,
+    HostCheckError,
+    LibraryMismatchError,
+    UntrustedLibraryError,
+    _locate,
+    attention,
+    calls,
+    launch,
+    launcher,
+    plan,
+    unfused_attention,
+)
+from sdpa_cutlass._c_api import Params
+from tests.library.reference import rand
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = (1, 2, 9, 64)
+LaunchFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(forget: Callable[[], None]) -> None:
+    if not launcher.is_used():
+        pytest.skip("no compiled launcher for this Python and torch")
+    forget()
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    found = launcher.module()
+    assert found is not None
+    return found
+
+
+def qkv(device: str, seed: int = 0) -> list[torch.Tensor]:
+    return [rand(*SHAPE, device=device, seed=3 * seed + i) for i in range(3)]
+
+
+class Recorder:
+    """A launch function of C that keeps what it is given, and returns `status`."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.seen: list[tuple[int, Params, int, int | None]] = []
+        self._status = status
+        self.function = LaunchFunction(self._launch)
+
+    def _launch(self, index: int, params: int, device: int, stream: int | None) -> int:
+        copied = Params.from_buffer_copy(ctypes.string_at(params, ctypes.sizeof(Params)))
+        self.seen.append((index, copied, device, stream))
+        return self._status
+
+    def launcher(self, module: ModuleType, **changes: Any) -> Any:
+        """A Launcher of CPU tensors that ends here."""
+        options: dict[str, Any] = {
+            "tensor_type": torch.Tensor,
+            "exchange": launcher.exchange(),
+            "launch": ctypes.cast(self.function, ctypes.c_void_p).value,
+            "index": 7,
+            "device_type": 1,
+            "device": 0,
+            "params": bytes(Params(struct_size=5, seqlen_q=9)),
+            "addresses": Params.q.offset,
+            "fail": None,
+            "meet": None,
+            "workspace_bytes": 0,
+        }
+        return module.Launcher(**options | changes)
+
+
+@pytest.fixture
+def without_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """When called, takes the launch through Python away."""
+
+    def take_away() -> None:
+        monkeypatch.setattr(launch.Plan, "launch_at", None)
+
+    return take_away
+
+
+def test_a_third_call_is_compiled(device: str, without_python: Callable[[], None]) -> None:
+    strided = torch.empty(1, 9, 2, 64, dtype=torch.float16, device=device).transpose(1, 2)
+    variants: list[dict[str, Any]] = [
+        {},
+        {"causal": "top_left"},
+        {"scale": 0.3},
+        {"return_lse": True},
+        {"out": strided},
+        {"return_lse": True, "out": torch.empty(SHAPE, dtype=torch.float16, device=device)},
+    ]
+
+    def answers(seed: int) -> list[list[torch.Tensor]]:
+        results = [attention(*qkv(device, seed), **options) for options in variants]
+        return [[t.clone() for t in (r if isinstance(r, tuple) else (r,))] for r in results]
+
+    expected = [answers(seed) for seed in range(2)]
+    without_python()
+    for seed in (1, 0):
+        for got, wanted in zip(answers(seed), expected[seed], strict=True):
+            assert [t.stride() for t in got] == [t.stride() for t in wanted]
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("function", [attention, unfused_attention])
+def test_kernels_with_a_workspace(
+    function: Callable[..., Any], device: str, without_python: Callable[[], None]
+) -> None:
+    """Split kernels, whose CTAs meet, and the piped baseline's logits."""
+    q, k, v = (rand(1, heads, n, 64, device=device, seed=n) for heads, n in ((4, 1), (2, 3000), (2, 3001)))
+    v = v[:, :, :3000]
+    expected = [function(q, k, v) for _ in range(2)]
+    (prepared,) = calls._plain.values()
+    assert prepared.plan.workspace_bytes > 0
+    without_python()
+    for _ in range(3):
+        assert torch.equal(function(q, k, v), expected[0])
+    planned = plan(q, k, v, kernel=prepared.plan.kernel.name, family=prepared.plan.kernel.family)
+    out = torch.empty_like(q)
+    planned.run(q, k, v, out)
+    assert torch.equal(out, expected[0])
+
+
+def test_the_struct_has_the_calls_addresses_and_nothing_else_of_it(module: ModuleType) -> None:
+    recorder = Recorder()
+    q, k, v = qkv("cpu")
+    out, lse = torch.empty_like(q), torch.empty(SHAPE[:3])
+    met: list[tuple[Any, int]] = []
+
+    def meet(written: torch.Tensor, stream: int) -> tuple[object, int, int]:
+        met.append((written, stream))
+        return None, 2**63 + 256, 2**48
+
+    made = recorder.launcher(module, params=bytes(Params(struct_size=5, seqlen_q=9, num_splits=3)))
+    assert made.run(q, k, v, out, lse) is True
+    assert made.run(q, k, v, out, None) is True
+    assert recorder.launcher(module, meet=meet, workspace_bytes=2**40).run(q, k, v, out, lse) is True
+    addresses = {"q": q, "k": k, "v": v, "out": out}
+    for index, params, device, stream in recorder.seen:
+        assert (index, device, stream) == (7, 0, None)
+        assert {name: getattr(params, name) for name in addresses} == {
+            name: tensor.data_ptr() for name, tensor in addresses.items()
+        }
+        assert (params.struct_size, params.seqlen_q) == (5, 9)
+    first, second, third = (params for _, params, _, _ in recorder.seen)
+    assert (first.softmax_lse, second.softmax_lse) == (lse.data_ptr(), None)
+    assert (first.workspace, first.workspace_bytes, first.split_arrivals) == (None, 0, None)
+    assert (third.workspace, third.workspace_bytes, third.split_arrivals) == (2**63 + 256, 2**40, 2**48)
+    assert first.num_splits == 3
+    assert len(met) == 1
+    assert met[0][0] is out
+    assert met[0][1] == 0
+
+
+def test_a_view_begins_where_it_begins(module: ModuleType) -> None:
+    recorder = Recorder()
+    q = rand(1, 2, 9, 64, device="cpu")
+    part = q[:, 1:, 4:]
+    recorder.launcher(module).run(part, part, part, part, None)
+    assert recorder.seen[0][1].q == part.data_ptr() == q.data_ptr() + 2 * (9 * 64 + 4 * 64)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_what_is_no_tensor_with_memory_is_left_alone(place: int, module: ModuleType) -> None:
+    recorder = Recorder()
+    made = recorder.launcher(module)
+    tensors = [*qkv("cpu"), rand(*SHAPE, device="cpu"), torch.empty(SHAPE[:3])]
+    others = [
+        "text",
+        tensors[place].numpy(),
+        tensors[place].to("meta"),
+        tensors[place].as_subclass(Subclass),
+        torch.nn.Parameter(tensors[place]),
+    ]
+    if place < 4:
+        others.append(None)
+    for other in others:
+        assert made.run(*tensors[:place], other, *tensors[place + 1 :]) is False
+    assert recorder.seen == []
+    assert made.run(*tensors) is True
+
+
+def test_a_failed_launch_says_what_failed(module: ModuleType) -> None:
+    statuses = []
+
+    def fail(status: int) -> None:
+        statuses.append(status)
+        raise HostCheckError("kernel and problem")
+
+    tensors = [*qkv("cpu"), rand(*SHAPE, device="cpu"), None]
+    with pytest.raises(HostCheckError, match="kernel and problem"):
+        Recorder(status=4).launcher(module, fail=fail).run(*tensors)
+    assert statuses == [4]
+    with pytest.raises(RuntimeError, match="failed with status 4"):
+        Recorder(status=4).launcher(module, fail=lambda status: None).run(*tensors)
+
+
+def test_the_plans_failure_names_kernel_and_problem(device: str) -> None:
+    bound = plan(*qkv(device))._plan
+    refused = Params(struct_size=1)
+    made = launcher.make_launcher(
+        bound._library, str(bound), bound.kernel.index, bound._device, bytes(refused), None, 0
+    )
+    q, k, v = qkv(device)
+    with pytest.raises(Exception, match=rf"{bound.kernel.name} on .*struct_size is 1"):
+        made.run(q, k, v, torch.empty_like(q), None)
+
+
+def test_a_meeting_that_fails_is_the_callers_to_know(module: ModuleType) -> None:
+    recorder = Recorder()
+    tensors = [*qkv("cpu"), rand(*SHAPE, device="cpu"), None]
+
+    def meet(out: torch.Tensor, stream: int) -> tuple[object, int, int]:
+        raise MemoryError("no workspace")
+
+    with pytest.raises(MemoryError, match="no workspace"):
+        recorder.launcher(module, meet=meet).run(*tensors)
+    with pytest.raises(TypeError):
+        recorder.launcher(module, meet=lambda out, stream: (None, 1)).run(*tensors)
+    assert recorder.seen == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"params": bytes(2000)}, "params has 2000 bytes"),
+        ({"params": bytes(64), "addresses": 8}, "addresses is 8"),
+        ({"addresses": -8}, "addresses is -8"),
+        ({"device_type": 3}, "device_type is 3; allowed are 1"),
+        ({"exchange": 5}, "PyCapsule_GetPointer"),
+    ],
+    ids=["params", "addresses", "negative", "device_type", "exchange"],
+)
+def test_a_launcher_of_nonsense_is_not_made(
+    changes: dict[str, Any], message: str, module: ModuleType
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recorder().launcher(module, **changes)
+
+
+class Table:
+    """A CallTable of one known call, `make_out` as given, that launches nothing."""
+
+    OPTIONS = ("family", None, 0.5, True, None, False)
+
+    def __init__(self, module: ModuleType, make_out: Callable[..., Any] = torch.empty_like) -> None:
+        self.recorder = Recorder()
+        self.table = module.CallTable()
+        self.tensors = qkv("cpu")
+        self.spans = (2 * 2 * 9 * 64,) * 4
+        self._made = self.recorder.launcher(module)
+        self.add(self.tensors, make_out=make_out)
+
+    def add(
+        self, tensors: list[torch.Tensor], out: torch.Tensor | None = None, *, make_out: Any = None
+    ) -> bool:
+        return self.table.add(self._made, self.OPTIONS, (*tensors, out), make_out, None, self.spans)
+
+    def call(
+        self, options: tuple[Any, ...] = OPTIONS, out: Any = None, tensors: list[Any] | None = None
+    ) -> Any:
+        return self.table.call(*options, *(self.tensors if tensors is None else tensors), out)
+
+
+def test_options_are_told_apart(module: ModuleType) -> None:
+    table = Table(module)
+    out, lse = table.call()
+    assert out.shape == SHAPE
+    assert lse is None
+    assert table.call(("family", None, float("0.5"), True, None, False)) is not None  # another object
+    for place, other in enumerate(("other", "top_left", 0.25, False, "kernel", True)):
+        options = list(Table.OPTIONS)
+        options[place] = other
+        assert table.call(tuple(options)) is None
+    assert len(table.recorder.seen) == 2
+    whole = Table(module)
+    whole.OPTIONS = ("family", None, 1, True, None, False)
+    for value in (1.0, True):
+        assert whole.call(("family", None, value, True, None, False)) is None
+
+
+def test_tensors_are_told_apart(module: ModuleType) -> None:
+    table = Table(module)
+    q, k, v = table.tensors
+    aside = torch.cat([k.flatten(), k.flatten()])
+    assert table.call(tensors=[k, v, q]) is not None
+    for other in (
+        k[:, :, :8],
+        k[0],
+        k[..., 0],  # the first three dimensions are the same
+        k.transpose(1, 2).contiguous().transpose(1, 2),
+        k.bfloat16(),
+        k.float(),
+        k.to("meta"),
+        k.clone().requires_grad_(),
+        k.as_subclass(Subclass),
+        aside[4 : 4 + k.numel()].view(SHAPE),  # not aligned
+        None,
+    ):
+        for place in range(3):
+            tensors: list[Any] = [q, k, v]
+            tensors[place] = other
+            assert table.call(tensors=tensors) is None
+    assert len(table.recorder.seen) == 1
+
+
+def test_a_given_out_is_another_signature_and_may_overlap_nothing(module: ModuleType) -> None:
+    table = Table(module)
+    memory = torch.zeros(4 * 1152 + 8, dtype=torch.float16)
+
+    def at(start: int) -> torch.Tensor:
+        return memory[start : start + 1152].view(SHAPE)
+
+    assert table.call(out=at(0)) is None
+    assert table.add(table.tensors, at(0))
+    tensors = [at(1152), at(2 * 1152), at(3 * 1152)]
+    out = at(0)
+    assert table.call(out=out, tensors=tensors)[0] is out
+    assert table.recorder.seen[-1][1].out == out.data_ptr()
+    assert table.call(tensors=tensors) is not None
+    for overlapping in (at(8), at(1152), at(2 * 1152 - 8), at(3 * 1152 + 8)):
+        assert table.call(out=overlapping, tensors=tensors) is None
+    assert table.call(out=at(4), tensors=qkv("cpu")) is None  # not aligned
+    assert table.call(out=at(0).clone().requires_grad_(), tensors=tensors) is None
+    assert table.call(out=at(0)[0], tensors=tensors) is None
+    assert len(table.recorder.seen) == 2
+
+
+def test_results_that_cannot_be_made(module: ModuleType) -> None:
+    def exhausted(query: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("no result")
+
+    table = Table(module, make_out=exhausted)
+    with pytest.raises(MemoryError, match="no result"):
+        table.call()
+    for other in (None, rand(*SHAPE, device="cpu").as_subclass(Subclass), torch.empty(3, device="meta")):
+        assert Table(module, make_out=lambda query, other=other: other).call() is None
+    assert table.recorder.seen == []
+
+
+def test_a_call_outlives_its_place_in_the_table(module: ModuleType) -> None:
+    """Whatever runs while it makes its result may drop it from the table, which keeps 32."""
+
+    def crowd(query: torch.Tensor) -> torch.Tensor:
+        for rows in range(1, 40):
+            shapes = [rand(1, 1, rows, 8, device="cpu") for _ in range(3)]
+            assert table.add(shapes, make_out=torch.empty_like)
+        gc.collect()
+        return torch.empty_like(query)
+
+    table = Table(module, make_out=crowd)
+    assert table.call() is not None
+    assert len(table.recorder.seen) == 1
+    assert table.call() is None  # its place is another's
+    kept = [rows for rows in range(1, 40) if table.call(tensors=[rand(1, 1, rows, 8, device="cpu")] * 3)]
+    assert kept == list(range(8, 40))
+
+
+def test_signatures_that_were_dropped_come_back(device: str, without_python: Callable[[], None]) -> None:
+    def answer(rows: int) -> torch.Tensor:
+        return attention(*(tensor[:, :, :rows] for tensor in qkv(device)), scale=1 / (1 + rows))
+
+    first = answer(1)
+    for rows in range(1, 10):
+        for _ in range(2):
+            answer(rows)
+    for scale in range(40):
+        for _ in range(2):
+            attention(*qkv(device), scale=1 / (100 + scale))
+    for _ in range(2):
+        assert torch.equal(answer(1), first)
+    without_python()
+    assert torch.equal(answer(1), first)
+    with pytest.raises(TypeError, match="NoneType"):
+        answer(2)
+
+
+def test_nothing_is_leaked(module: ModuleType) -> None:
+    table = Table(module)
+    q = table.tensors[0]
+    alive = weakref.ref(table.call()[0])
+    assert alive() is None
+    kept = torch.empty(3)
+    alive = weakref.ref(kept)
+    meeting = [kept]
+    del kept
+    made = Recorder().launcher(module, meet=lambda out, stream: (meeting.pop(), 16, 0))
+    assert made.run(q, q, q, q, None)
+    assert alive() is None
+    counted = [q, torch.Tensor, torch.empty_like, Table.OPTIONS[0], 0.5]
+    before = [sys.getrefcount(item) for item in counted]
+    for _ in range(500):
+        table.call()
+        table.call(tensors=[q[:, :, :3], q, q])
+        table.add([q, q, q], make_out=torch.empty_like)
+    for rows in range(1, 40):  # all others are dropped
+        table.add([rand(1, 1, rows, 8, device="cpu")] * 3)
+    after = [sys.getrefcount(item) for item in counted]
+    assert all(abs(a - b) < 100 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+def test_options_that_may_change_are_never_known(device: str) -> None:
+    class Scale(float):
+        pass
+
+    for _ in range(3):
+        attention(*qkv(device), scale=Scale(0.5))
+    assert torch.equal(attention(*qkv(device), scale=0.5), attention(*qkv(device), scale=Scale(0.5)))
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_can_be_left_out() -> None:
+    code = (
+        "import torch, sdpa_cutlass\n"
+        "from sdpa_cutlass import calls, launcher\n"
+        "q = torch.ones(1, 1, 4, 64).half()\n"
+        "for _ in range(3): sdpa_cutlass.attention(q, q, q)\n"
+        "print(launcher.is_used(), calls._compiled)"
+    )
+    assert run_python(code, SDPA_CUTLASS_LAUNCHER="off").stdout == "False None\n"
+    assert run_python(code, SDPA_CUTLASS_LAUNCHER="").stdout.startswith("True <")
+    wrong = run_python(code, SDPA_CUTLASS_LAUNCHER="no")
+    assert "SDPA_CUTLASS_LAUNCHER is 'no'; allowed is 'off', or nothing" in wrong.stderr
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of the launcher as a package has it, listed in libraries.json."""
+    source = _locate.locate_launcher()
+    assert source is not None
+    package = tmp_path / "sdpa_cutlass"
+    package.mkdir(mode=0o755)
+    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
+    copy = package / _locate.LAUNCHER
+    shutil.copyfile(source, copy)
+    copy.chmod(0o644)
+    digest = hashlib.sha256(copy.read_bytes()).hexdigest()
+    (package / _locate.HASHES).write_text(json.dumps({copy.name: digest}))
+    return copy
+
+
+def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _locate.locate_launcher() == installed
+    found = launcher.module.__wrapped__()
+    assert found is not None
+    assert found.__file__ == str(installed)
+    monkeypatch.setattr(launcher, "__version__", "0.0.7")
+    assert launcher.module.__wrapped__() is None
+    installed.unlink()  # what is loaded stays as it is
+    installed.write_bytes(b"another one")
+    installed.chmod(0o644)
+    with pytest.raises(LibraryMismatchError, match="SDPA_CUTLASS_LAUNCHER=off"):
+        _locate.locate_launcher()
+    installed.with_name(_locate.HASHES).unlink()
+    assert launcher.module.__wrapped__() is None  # no module at all
+    installed.unlink()
+    assert _locate.locate_launcher() is None
+
+
+def test_a_launcher_that_anyone_can_write_is_refused(installed: Path) -> None:
+    installed.chmod(0o666)
+    with pytest.raises(UntrustedLibraryError, match="anyone can write"):
+        launcher.module.__wrapped__()
+
+
+def test_torch_without_the_exchange_takes_the_way_through_python(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(launcher, "exchange", lambda: None)
+    results = [attention(*qkv(device)) for _ in range(3)]
+    assert calls._compiled is None
+    assert torch.equal(results[0], results[2])
+    tensors = qkv(device)
+    with pytest.raises(ArgumentError, match="overlaps"):
+        attention(*tensors, out=tensors[0])
