@@ -24,6 +24,7 @@ from .device import DeviceInfo
 if TYPE_CHECKING:
     import torch
 
+_INTERFACE = 1  # kInterface of launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 
@@ -34,8 +35,8 @@ def module() -> ModuleType | None:
     Raises the errors of `locate_launcher`: a file that cannot be trusted is not passed over in silence.
     """
     path = _locate.locate_launcher()
-    if path is None:
-        return None
+    if path is None or ".abi3.so" not in importlib.machinery.EXTENSION_SUFFIXES:
+        return None  # there is none, or this Python (free-threaded, PyPy) has no stable ABI
     name = f"{__package__}._launcher"
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -43,9 +44,9 @@ def module() -> ModuleType | None:
     try:
         found = importlib.util.module_from_spec(spec)
         loader.exec_module(found)
-    except ImportError:  # a Python without the stable ABI, or another platform's file
+    except ImportError:  # another platform's file
         return None
-    return found if found.version == __version__ else None
+    return found if (found.version, found.interface) == (__version__, _INTERFACE) else None
 
 
 def exchange() -> Any:

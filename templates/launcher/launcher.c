@@ -53,6 +53,7 @@ typedef struct DLExchange {
 
 typedef int (*LaunchFunction)(int index, const void *params, int device, void *stream);
 
+enum { kInterface = 1 }; /* of the two types below; launcher.py has the same */
 enum { kMaxParams = 1024, kMaxDims = 8, kMaxCalls = 32, kAlignment = 16 };
 
 static PyTypeObject *launcher_type;
@@ -477,6 +478,7 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   PyObject *const table_type = PyType_FromSpec(&table_spec);
   if (requires_grad_name == NULL || launcher_type == NULL || table_type == NULL ||
       PyModule_AddStringConstant(module, "version", SDPA_VERSION) != 0 ||
+      PyModule_AddIntConstant(module, "interface", kInterface) != 0 ||
       PyModule_AddObjectRef(module, "Launcher", (PyObject *)launcher_type) != 0 ||
       PyModule_AddObjectRef(module, "CallTable", table_type) != 0) {
     Py_DECREF(module);

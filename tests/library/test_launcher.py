@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import importlib.machinery
 import json
 import os
 import shutil
@@ -480,15 +481,18 @@ def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
     found = launcher.module.__wrapped__()
     assert found is not None
     assert found.__file__ == str(installed)
-    monkeypatch.setattr(launcher, "__version__", "0.0.7")
-    assert launcher.module.__wrapped__() is None
+    with monkeypatch.context() as without_stable_abi:
+        without_stable_abi.setattr(importlib.machinery, "EXTENSION_SUFFIXES", [".so"])
+        assert launcher.module.__wrapped__() is None
+    for name, other in (("__version__", "0.0.7"), ("_INTERFACE", 2)):
+        with monkeypatch.context() as another_package:
+            another_package.setattr(launcher, name, other)
+            assert launcher.module.__wrapped__() is None
     installed.unlink()  # what is loaded stays as it is
     installed.write_bytes(b"another one")
     installed.chmod(0o644)
     with pytest.raises(LibraryMismatchError, match="SDPA_CUTLASS_LAUNCHER=off"):
         _locate.locate_launcher()
-    installed.with_name(_locate.HASHES).unlink()
-    assert launcher.module.__wrapped__() is None  # no module at all
     installed.unlink()
     assert _locate.locate_launcher() is None
 
