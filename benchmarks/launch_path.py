@@ -7,11 +7,14 @@ Every line of the table is the time that the calling thread spends on one statem
 loop of 50 at a time, which nothing waits for and which is too short to fill the stream's queue; `us` is the
 median over the loops, `us_min` the least. Three groups:
 
-    parts     what a call consists of; they do not add up to it exactly, because Python's own steps between
-              them are not listed
+    parts     what a call through Python consists of; they do not add up to it exactly, because Python's own
+              steps between them are not listed
     dry       whole calls that end in the library's checks: `sdpa_can_implement` stands in for `sdpa_launch`
     launched  whole calls as they are, and torch's own beside them; only on a GPU, since on a CPU the kernel
               runs within the call
+
+Whole calls take the compiled path where there is one; with SDPA_CUTLASS_LAUNCHER=off they take that through
+Python. `env` in the file says which it was.
 """
 
 from __future__ import annotations
