@@ -34,7 +34,7 @@ _general: Plans = {}  # of `run_general`
 _latest: tuple[Plans, tuple[Any, ...], Prepared | None] = {}, (None,), None  # where `run` found what
 _compiled: Any = None  # the CallTable of `run`, from its first signature on
 
-_IMMUTABLE = (type(None), bool, int, float, str, Causal, Family)
+_IMMUTABLE = frozenset({type(None), bool, int, float, str, Causal, Family})
 """Types of options that say the same whenever they are the same object."""
 
 
@@ -231,7 +231,7 @@ def _compile(
 ) -> None:
     """Tells the compiled table of a plain signature, where there is a launcher for its plan."""
     global _compiled
-    if prepared.launcher is None or not all(isinstance(option, _IMMUTABLE) for option in options):
+    if prepared.launcher is None or not all(type(option) in _IMMUTABLE for option in options):
         return
     if _compiled is None:
         module = launcher.module()

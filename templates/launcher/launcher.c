@@ -232,7 +232,7 @@ typedef struct {
 } Form;
 
 enum { kQuery, kKey, kValue, kOut, kTensors };
-enum { kOptions = 6, kScale = 2, kReturnLse = 5 };
+enum { kOptions = 6, kScale = 2 };
 
 typedef struct {
   Py_ssize_t users; /* the table, and the calls under way */

@@ -1,8 +1,9 @@
-"""Fixtures of the tests of enable(), and of calls without torch."""
+"""Fixtures of the tests of enable(), of calls without torch, and of known signatures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -30,9 +31,25 @@ def _call_path(
     """Known signatures take the compiled path, or the one that there always is."""
     if request.param == "python":
         monkeypatch.setattr(launcher, "module", lambda: None)
-    elif not launcher.is_used():
+    else:
+        request.getfixturevalue("_compiled_only")
+    forget()
+
+
+@pytest.fixture
+def _compiled_only(forget: Callable[[], None]) -> None:
+    """Skips where there is no compiled launcher; known signatures are forgotten."""
+    if not launcher.is_used():
         pytest.skip("no compiled launcher for this Python and torch")
     forget()
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    """The compiled launcher."""
+    found = launcher.module()
+    assert found is not None
+    return found
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import hashlib
 import importlib.machinery
 import json
@@ -11,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -34,60 +31,12 @@ from sdpa_cutlass import (
     unfused_attention,
 )
 from sdpa_cutlass._c_api import Params
+from tests.library.launchers import SHAPE, Recorder, Subclass, qkv
 from tests.library.reference import rand
 
+pytestmark = pytest.mark.usefixtures("_compiled_only")
+
 ROOT = Path(__file__).resolve().parents[2]
-SHAPE = (1, 2, 9, 64)
-LaunchFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(forget: Callable[[], None]) -> None:
-    if not launcher.is_used():
-        pytest.skip("no compiled launcher for this Python and torch")
-    forget()
-
-
-@pytest.fixture
-def module() -> ModuleType:
-    found = launcher.module()
-    assert found is not None
-    return found
-
-
-def qkv(device: str, seed: int = 0) -> list[torch.Tensor]:
-    return [rand(*SHAPE, device=device, seed=3 * seed + i) for i in range(3)]
-
-
-class Recorder:
-    """A launch function of C that keeps what it is given, and returns `status`."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.seen: list[tuple[int, Params, int, int | None]] = []
-        self._status = status
-        self.function = LaunchFunction(self._launch)
-
-    def _launch(self, index: int, params: int, device: int, stream: int | None) -> int:
-        copied = Params.from_buffer_copy(ctypes.string_at(params, ctypes.sizeof(Params)))
-        self.seen.append((index, copied, device, stream))
-        return self._status
-
-    def launcher(self, module: ModuleType, **changes: Any) -> Any:
-        """A Launcher of CPU tensors that ends here."""
-        options: dict[str, Any] = {
-            "tensor_type": torch.Tensor,
-            "exchange": launcher.exchange(),
-            "launch": ctypes.cast(self.function, ctypes.c_void_p).value,
-            "index": 7,
-            "device_type": 1,
-            "device": 0,
-            "params": bytes(Params(struct_size=5, seqlen_q=9)),
-            "addresses": Params.q.offset,
-            "fail": None,
-            "meet": None,
-            "workspace_bytes": 0,
-        }
-        return module.Launcher(**options | changes)
 
 
 @pytest.fixture
@@ -181,10 +130,6 @@ def test_a_view_begins_where_it_begins(module: ModuleType) -> None:
     assert recorder.seen[0][1].q == part.data_ptr() == q.data_ptr() + 2 * (9 * 64 + 4 * 64)
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
 @pytest.mark.parametrize("place", range(5))
 def test_what_is_no_tensor_with_memory_is_left_alone(place: int, module: ModuleType) -> None:
     recorder = Recorder()
@@ -263,124 +208,6 @@ def test_a_launcher_of_nonsense_is_not_made(
         Recorder().launcher(module, **changes)
 
 
-class Table:
-    """A CallTable of one known call, `make_out` as given, that launches nothing."""
-
-    OPTIONS = ("family", None, 0.5, True, None, False)
-
-    def __init__(self, module: ModuleType, make_out: Callable[..., Any] = torch.empty_like) -> None:
-        self.recorder = Recorder()
-        self.table = module.CallTable()
-        self.tensors = qkv("cpu")
-        self.spans = (2 * 2 * 9 * 64,) * 4
-        self._made = self.recorder.launcher(module)
-        self.add(self.tensors, make_out=make_out)
-
-    def add(
-        self, tensors: list[torch.Tensor], out: torch.Tensor | None = None, *, make_out: Any = None
-    ) -> bool:
-        return self.table.add(self._made, self.OPTIONS, (*tensors, out), make_out, None, self.spans)
-
-    def call(
-        self, options: tuple[Any, ...] = OPTIONS, out: Any = None, tensors: list[Any] | None = None
-    ) -> Any:
-        return self.table.call(*options, *(self.tensors if tensors is None else tensors), out)
-
-
-def test_options_are_told_apart(module: ModuleType) -> None:
-    table = Table(module)
-    out, lse = table.call()
-    assert out.shape == SHAPE
-    assert lse is None
-    assert table.call(("family", None, float("0.5"), True, None, False)) is not None  # another object
-    for place, other in enumerate(("other", "top_left", 0.25, False, "kernel", True)):
-        options = list(Table.OPTIONS)
-        options[place] = other
-        assert table.call(tuple(options)) is None
-    assert len(table.recorder.seen) == 2
-    whole = Table(module)
-    whole.OPTIONS = ("family", None, 1, True, None, False)
-    for value in (1.0, True):
-        assert whole.call(("family", None, value, True, None, False)) is None
-
-
-def test_tensors_are_told_apart(module: ModuleType) -> None:
-    table = Table(module)
-    q, k, v = table.tensors
-    aside = torch.cat([k.flatten(), k.flatten()])
-    assert table.call(tensors=[k, v, q]) is not None
-    for other in (
-        k[:, :, :8],
-        k[0],
-        k[..., 0],  # the first three dimensions are the same
-        k.transpose(1, 2).contiguous().transpose(1, 2),
-        k.bfloat16(),
-        k.float(),
-        k.to("meta"),
-        k.clone().requires_grad_(),
-        k.as_subclass(Subclass),
-        aside[4 : 4 + k.numel()].view(SHAPE),  # not aligned
-        None,
-    ):
-        for place in range(3):
-            tensors: list[Any] = [q, k, v]
-            tensors[place] = other
-            assert table.call(tensors=tensors) is None
-    assert len(table.recorder.seen) == 1
-
-
-def test_a_given_out_is_another_signature_and_may_overlap_nothing(module: ModuleType) -> None:
-    table = Table(module)
-    memory = torch.zeros(4 * 1152 + 8, dtype=torch.float16)
-
-    def at(start: int) -> torch.Tensor:
-        return memory[start : start + 1152].view(SHAPE)
-
-    assert table.call(out=at(0)) is None
-    assert table.add(table.tensors, at(0))
-    tensors = [at(1152), at(2 * 1152), at(3 * 1152)]
-    out = at(0)
-    assert table.call(out=out, tensors=tensors)[0] is out
-    assert table.recorder.seen[-1][1].out == out.data_ptr()
-    assert table.call(tensors=tensors) is not None
-    for overlapping in (at(8), at(1152), at(2 * 1152 - 8), at(3 * 1152 + 8)):
-        assert table.call(out=overlapping, tensors=tensors) is None
-    assert table.call(out=at(4), tensors=qkv("cpu")) is None  # not aligned
-    assert table.call(out=at(0).clone().requires_grad_(), tensors=tensors) is None
-    assert table.call(out=at(0)[0], tensors=tensors) is None
-    assert len(table.recorder.seen) == 2
-
-
-def test_results_that_cannot_be_made(module: ModuleType) -> None:
-    def exhausted(query: torch.Tensor) -> torch.Tensor:
-        raise MemoryError("no result")
-
-    table = Table(module, make_out=exhausted)
-    with pytest.raises(MemoryError, match="no result"):
-        table.call()
-    for other in (None, rand(*SHAPE, device="cpu").as_subclass(Subclass), torch.empty(3, device="meta")):
-        assert Table(module, make_out=lambda query, other=other: other).call() is None
-    assert table.recorder.seen == []
-
-
-def test_a_call_outlives_its_place_in_the_table(module: ModuleType) -> None:
-    """Whatever runs while it makes its result may drop it from the table, which keeps 32."""
-
-    def crowd(query: torch.Tensor) -> torch.Tensor:
-        for rows in range(1, 40):
-            shapes = [rand(1, 1, rows, 8, device="cpu") for _ in range(3)]
-            assert table.add(shapes, make_out=torch.empty_like)
-        gc.collect()
-        return torch.empty_like(query)
-
-    table = Table(module, make_out=crowd)
-    assert table.call() is not None
-    assert len(table.recorder.seen) == 1
-    assert table.call() is None  # its place is another's
-    kept = [rows for rows in range(1, 40) if table.call(tensors=[rand(1, 1, rows, 8, device="cpu")] * 3)]
-    assert kept == list(range(8, 40))
-
-
 def test_signatures_that_were_dropped_come_back(device: str, without_python: Callable[[], None]) -> None:
     def answer(rows: int) -> torch.Tensor:
         return attention(*(tensor[:, :, :rows] for tensor in qkv(device)), scale=1 / (1 + rows))
@@ -400,37 +227,13 @@ def test_signatures_that_were_dropped_come_back(device: str, without_python: Cal
         answer(2)
 
 
-def test_nothing_is_leaked(module: ModuleType) -> None:
-    table = Table(module)
-    q = table.tensors[0]
-    alive = weakref.ref(table.call()[0])
-    assert alive() is None
-    kept = torch.empty(3)
-    alive = weakref.ref(kept)
-    meeting = [kept]
-    del kept
-    made = Recorder().launcher(module, meet=lambda out, stream: (meeting.pop(), 16, 0))
-    assert made.run(q, q, q, q, None)
-    assert alive() is None
-    counted = [q, torch.Tensor, torch.empty_like, Table.OPTIONS[0], 0.5]
-    before = [sys.getrefcount(item) for item in counted]
-    for _ in range(500):
-        table.call()
-        table.call(tensors=[q[:, :, :3], q, q])
-        table.add([q, q, q], make_out=torch.empty_like)
-    for rows in range(1, 40):  # all others are dropped
-        table.add([rand(1, 1, rows, 8, device="cpu")] * 3)
-    after = [sys.getrefcount(item) for item in counted]
-    assert all(abs(a - b) < 100 for a, b in zip(after, before, strict=True)), (before, after)
-
-
 def test_options_that_may_change_are_never_known(device: str) -> None:
     class Scale(float):
         pass
 
-    for _ in range(3):
-        attention(*qkv(device), scale=Scale(0.5))
-    assert torch.equal(attention(*qkv(device), scale=0.5), attention(*qkv(device), scale=Scale(0.5)))
+    results = [attention(*qkv(device), scale=Scale(0.5)) for _ in range(3)]
+    assert calls._compiled is None
+    assert torch.equal(attention(*qkv(device), scale=0.5), results[2])
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
