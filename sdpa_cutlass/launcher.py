@@ -1,4 +1,4 @@
-"""The compiled call path: templates/launcher/launcher.c does in 1 µs what calls.py and launch.py do in 4.
+"""The compiled call path: native/ does in 1 µs what calls.py and launch.py do in 4.
 
 It needs its file, which builds have that found Python's headers, and a torch whose tensors have DLPack's C
 exchange interface. Without either, or with SDPA_CUTLASS_LAUNCHER=off in the environment, calls take the way
@@ -24,7 +24,7 @@ from .device import DeviceInfo
 if TYPE_CHECKING:
     import torch
 
-_INTERFACE = 1  # kInterface of launcher.c
+_INTERFACE = 1  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 

@@ -40,6 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (checkout / name).symlink_to(REPOSITORY / name)
     (checkout / "sdpa_cutlass").mkdir()
     shutil.copy(REPOSITORY / "sdpa_cutlass/__init__.py", checkout / "sdpa_cutlass")
+    (checkout / "sdpa_cutlass/native").symlink_to(REPOSITORY / "sdpa_cutlass/native")
     shutil.copytree(REPOSITORY / "generator", checkout / "generator")
     space = checkout / "generator/space.py"
     text = space.read_text(encoding="utf-8")

@@ -1,0 +1,162 @@
+/* The Launcher, and the module. */
+#include "launcher.h"
+
+#include <string.h>
+
+enum { kInterface = 1 }; /* of the module's two types; launcher.py has the same */
+
+PyTypeObject *launcher_type;
+
+/* The newest version of the interface that this file speaks, or null. */
+static const DLExchange *exchange_of(PyObject *capsule) {
+  const DLExchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  while (exchange != NULL && exchange->version.major > kDLPackMajor) exchange = exchange->older;
+  if (exchange != NULL && exchange->version.major == kDLPackMajor && exchange->view != NULL) return exchange;
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "exchange has no view of tensors in DLPack 1.x");
+  return NULL;
+}
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"tensor_type", "exchange",  "launch", "index", "device_type",     "device",
+                          "params",      "addresses", "fail",   "meet",  "workspace_bytes", NULL};
+  PyObject *tensor_type, *capsule, *fail, *meet;
+  unsigned long long launch, workspace_bytes;
+  int index, device_type, device;
+  const char *params;
+  Py_ssize_t params_size, addresses;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKiiiy#nOOK", names, &tensor_type, &capsule, &launch, &index,
+                                   &device_type, &device, &params, &params_size, &addresses, &fail, &meet,
+                                   &workspace_bytes))
+    return NULL;
+  const DLExchange *const exchange = exchange_of(capsule);
+  if (exchange == NULL) return NULL;
+  if (params_size > kMaxParams || addresses < 0 || addresses + (Py_ssize_t)sizeof(Addresses) > params_size)
+    return PyErr_Format(PyExc_ValueError, "params has %zd bytes and addresses is %zd; allowed are at most %d bytes, %zu "
+                        "of them from addresses on", params_size, addresses, (int)kMaxParams, sizeof(Addresses));
+  if (device_type != kDLCPU && device_type != kDLCUDA)
+    return PyErr_Format(PyExc_ValueError, "device_type is %d; allowed are %d (CPU) and %d (CUDA)", device_type,
+                        (int)kDLCPU, (int)kDLCUDA);
+  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  Launcher *self = (Launcher *)allocate(type, 0);
+  if (self == NULL) return NULL;
+  Py_INCREF(tensor_type);
+  Py_INCREF(fail);
+  Py_INCREF(meet);
+  self->tensor_type = tensor_type;
+  self->exchange = exchange;
+  self->launch = (LaunchFunction)(uintptr_t)launch;
+  self->index = index;
+  self->device_type = device_type;
+  self->device = device;
+  self->params_size = params_size;
+  self->addresses = addresses;
+  memcpy(self->params, params, (size_t)params_size);
+  self->fail = fail;
+  self->meet = meet;
+  self->workspace_bytes = workspace_bytes;
+  return (PyObject *)self;
+}
+
+static void launcher_dealloc(PyObject *object) {
+  Launcher *self = (Launcher *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  Py_XDECREF(self->tensor_type);
+  Py_XDECREF(self->fail);
+  Py_XDECREF(self->meet);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view) {
+  if ((PyObject *)Py_TYPE(tensor) != self->tensor_type) return false;
+  if (self->exchange->view(tensor, view) == 0) return true;
+  PyErr_Clear();
+  return false;
+}
+
+int launch(const Launcher *self, Addresses addresses, PyObject *out) {
+  void *stream = NULL;
+  if (self->device_type == kDLCUDA &&
+      self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
+    return -1;
+  PyObject *meeting = NULL;
+  if (self->meet != Py_None) {
+    PyObject *kept;
+    unsigned long long workspace, arrivals;
+    meeting = PyObject_CallFunction(self->meet, "OK", out, (unsigned long long)(uintptr_t)stream);
+    if (meeting == NULL) return -1;
+    if (!PyArg_ParseTuple(meeting, "OKK", &kept, &workspace, &arrivals)) {
+      Py_DECREF(meeting);
+      return -1;
+    }
+    addresses.workspace = workspace;
+    addresses.split_arrivals = arrivals;
+  }
+  addresses.workspace_bytes = self->workspace_bytes;
+  unsigned char params[kMaxParams];
+  memcpy(params, self->params, (size_t)self->params_size);
+  memcpy(params + self->addresses, &addresses, sizeof(addresses));
+  PyThreadState *const state = PyEval_SaveThread();
+  const int status = self->launch(self->index, params, self->device, stream);
+  PyEval_RestoreThread(state);
+  Py_XDECREF(meeting); /* torch's allocator reuses the workspace in the order of the stream */
+  if (status == 0) return 0;
+  PyObject *const result = PyObject_CallFunction(self->fail, "i", status);
+  if (result != NULL) {
+    Py_DECREF(result);
+    PyErr_Format(PyExc_RuntimeError, "the library failed with status %d", status);
+  }
+  return -1;
+}
+
+static PyObject *launcher_run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+  Launcher *const self = (Launcher *)object;
+  DLTensor views[5];
+  if (count != 5) return PyErr_Format(PyExc_TypeError, "run takes 5 arguments; %zd were given", count);
+  for (int i = 0; i < 4; ++i)
+    if (!view_tensor(self, args[i], &views[i])) Py_RETURN_FALSE;
+  const bool has_lse = args[4] != Py_None;
+  if (has_lse && !view_tensor(self, args[4], &views[4])) Py_RETURN_FALSE;
+  const Addresses addresses = {.q = address_of(&views[0]),
+                               .k = address_of(&views[1]),
+                               .v = address_of(&views[2]),
+                               .out = address_of(&views[3]),
+                               .softmax_lse = has_lse ? address_of(&views[4]) : NULL};
+  if (launch(self, addresses, args[3]) != 0) return NULL;
+  Py_RETURN_TRUE;
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))launcher_run, METH_FASTCALL,
+     "run(query, key, value, out, softmax_lse) -> bool\n\nLaunches on tensors like those of the plan; checks nothing. "
+     "False, and nothing was done, when one of them is not of the plan's tensor type or has no memory."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot launcher_slots[] = {{Py_tp_new, (void *)launcher_new},
+                                       {Py_tp_dealloc, (void *)launcher_dealloc},
+                                       {Py_tp_methods, launcher_methods},
+                                       {0, NULL}};
+static PyType_Spec launcher_spec = {"sdpa_cutlass._launcher.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
+                                    launcher_slots};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "sdpa_cutlass._launcher", "A call whose signature is known, compiled.", -1, NULL, NULL,
+    NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__launcher(void);
+
+PyMODINIT_FUNC PyInit__launcher(void) {
+  PyObject *const module = PyModule_Create(&module_definition);
+  if (module == NULL) return NULL;
+  launcher_type = (PyTypeObject *)PyType_FromSpec(&launcher_spec);
+  PyObject *const table_type = make_call_table_type();
+  if (launcher_type == NULL || table_type == NULL ||
+      PyModule_AddStringConstant(module, "version", SDPA_VERSION) != 0 ||
+      PyModule_AddIntConstant(module, "interface", kInterface) != 0 ||
+      PyModule_AddObjectRef(module, "Launcher", (PyObject *)launcher_type) != 0 ||
+      PyModule_AddObjectRef(module, "CallTable", table_type) != 0) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

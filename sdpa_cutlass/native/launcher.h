@@ -1,0 +1,97 @@
+/* sdpa_cutlass._launcher: a call whose signature is known, compiled. Optional: calls.py does the same in Python.
+ *
+ * Tensors are read through DLPack's C exchange interface (DLPack 1.x, `__dlpack_c_exchange_api__` of a tensor type),
+ * so this file needs neither torch nor CUDA to be built, and one file serves every CPython from 3.10 on (stable ABI).
+ *
+ *   Launcher    a plan: sdpa_params as bytes, and where it goes. run() writes addresses and calls sdpa_launch.
+ *   CallTable   the latest signatures. call() finds one, makes the results and launches; whatever it does not know,
+ *               or must not decide, it leaves to the caller by returning None, before anything has happened.
+ *
+ * The GIL is released while the library works. What a call uses meanwhile is its own: a copy of the struct, and
+ * references to all that other threads might drop from the table.
+ */
+#ifndef SDPA_CUTLASS_NATIVE_LAUNCHER_H
+#define SDPA_CUTLASS_NATIVE_LAUNCHER_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* DLPack 1.x, as far as it is used. */
+enum { kDLCPU = 1, kDLCUDA = 2, kDLPackMajor = 1 };
+
+typedef struct {
+  int32_t type;
+  int32_t index;
+} DLDevice;
+
+typedef struct {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} DLDataType;
+
+typedef struct {
+  void *data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t *shape;
+  int64_t *strides; /* in elements */
+  uint64_t byte_offset;
+} DLTensor;
+
+typedef struct DLExchange {
+  struct {
+    uint32_t major, minor;
+  } version;
+  const struct DLExchange *older;
+  void *allocate, *export_tensor, *import_tensor; /* not used */
+  int (*view)(void *tensor, DLTensor *view);      /* may be null */
+  int (*current_stream)(int32_t device_type, int32_t device, void **stream);
+} DLExchange;
+
+typedef int (*LaunchFunction)(int index, const void *params, int device, void *stream);
+
+enum { kMaxParams = 1024 };
+
+typedef struct {
+  PyObject_HEAD
+  PyObject *tensor_type;
+  const DLExchange *exchange;
+  LaunchFunction launch;
+  int index;
+  int32_t device_type;
+  int device;
+  Py_ssize_t params_size;
+  Py_ssize_t addresses; /* where Addresses lie in params */
+  unsigned char params[kMaxParams];
+  PyObject *fail; /* status -> raises */
+  PyObject *meet; /* (out, stream) -> (what to keep until the launch is queued, workspace, split_arrivals), or None */
+  uint64_t workspace_bytes;
+} Launcher;
+
+/* The words of sdpa_params that change from call to call. */
+typedef struct {
+  const void *q, *k, *v;
+  void *out, *softmax_lse;
+  uint64_t workspace, workspace_bytes, split_arrivals;
+} Addresses;
+
+/* The type of a Launcher, once the module is there. */
+extern PyTypeObject *launcher_type;
+
+/* The type of a CallTable; null with an exception. */
+PyObject *make_call_table_type(void);
+
+/* False for another type, a subclass too, and for a tensor without memory; no exception is left behind. */
+bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view);
+
+static inline void *address_of(const DLTensor *view) { return (char *)view->data + view->byte_offset; }
+
+/* Returns 0, or -1 with an exception. `out` is for the launcher's `meet`. */
+int launch(const Launcher *self, Addresses addresses, PyObject *out);
+
+#endif
