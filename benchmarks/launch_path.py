@@ -87,6 +87,9 @@ _CALLS = {
     "attention, out given": "attention(q, k, v{scale}, out=out)",
     "attention, with softmax_lse": "attention(q, k, v{scale}, return_lse=True)",
     "attention, padding mask": "attention(q, k, v{scale}, attn_mask=mask)",
+    "attention, seqlens_k": "attention(q, k, v{scale}, seqlens_k=seqlens_k)",
+    "attention, dropout": "attention(q, k, v{scale}, p_dropout=0.1)",
+    "attention_varlen": "attention_varlen(*packed, cu_seqlens, cu_seqlens, 512, 512{scale})",
 }
 DRY = tuple(
     Step("dry", name, statement.format(plan="dry_plan", scale=", scale=dry_scale"))
@@ -173,9 +176,11 @@ def _first_run(step: Step, timer: timeit.Timer) -> str | None:
 def _peers() -> tuple[Step, ...]:
     statement = "F.scaled_dot_product_attention(q, k, v)"
     default = Step("launched", "torch, its own choice", statement)
+    masked = "F.scaled_dot_product_attention(q, k, v, attn_mask=mask)"
     return (
         default,
         *(Step("launched", name, statement, _Backend(backend)) for name, backend in _BACKENDS.items()),
+        Step("launched", "torch, its own choice, padding mask", masked),
     )
 
 
@@ -202,12 +207,16 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
     plan = sdpa_cutlass.plan(q, k, v)
     real, current_stream, index, device_index, size, first, rest = plan._plan._ready
     out = torch.empty_like(q)
-    mask = torch.ones(shape[0], 1, 1, shape[2], dtype=torch.bool, device=device)
+    batch, heads, rows, head_dim = shape
+    mask = torch.ones(batch, 1, 1, rows, dtype=torch.bool, device=device)
+    packed = tuple(torch.randn(batch * rows, heads, head_dim, device=device).half() for _ in range(3))
     workspace, workspace_address = plan._plan._allocate_workspace(out) if size else (None, 0)
     addresses = (tensor.data_ptr() for tensor in (q, k, v, out))
     names = {
-        "torch": torch, "F": F, "q": q, "k": k, "v": v, "out": out, "mask": mask,
-        "attention": sdpa_cutlass.attention,
+        "torch": torch, "F": F, "q": q, "k": k, "v": v, "out": out, "mask": mask, "packed": packed,
+        "seqlens_k": torch.full((batch,), rows, dtype=torch.int32, device=device),
+        "cu_seqlens": rows * torch.arange(batch + 1, dtype=torch.int32, device=device),
+        "attention": sdpa_cutlass.attention, "attention_varlen": sdpa_cutlass.attention_varlen,
         "scaled_dot_product_attention": sdpa_cutlass.scaled_dot_product_attention,
         "plan": plan, "dry_scale": dry_scale, "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "signature_of": calls.signature_of, "pack": launch._pack, "first": first, "rest": rest,

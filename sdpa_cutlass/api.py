@@ -16,7 +16,7 @@ from .calls import run, run_general
 from .checks import Layout
 from .errors import ArgumentError, LibraryNotFoundError
 from .launch import library_for
-from .planning import Inputs, Options, Result
+from .planning import Inputs, Options
 from .problem import Causal
 from .registry import Family, KernelInfo, read_kernels
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from .dropout import PhiloxState
+    from .planning import ResultTuple
 
 __all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
 
@@ -69,7 +70,7 @@ def scaled_dot_product_attention(
     return run_general(
         _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd",
         query, key, value, None, attn_mask, None, None, None,
-    ).out  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def attention(
@@ -148,7 +149,7 @@ def attention(
         and softmax_lse is None
         and stream is None
     ):
-        out, lse = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+        out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
     if softmax_lse is not None or stream is not None:
         options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
@@ -179,7 +180,7 @@ def unfused_attention(
     kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in a workspace from
     torch's caching allocator.
     """
-    out, lse = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+    out, lse, _ = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
     return (out, lse) if return_lse else out
 
 
@@ -196,7 +197,7 @@ def kernels(target: Target | None = None) -> tuple[KernelInfo, ...]:
         return read_kernels(library(Target.HOST))
 
 
-def chosen(result: Result, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
+def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
     """out alone, or the tuple that a public function returns."""
     out, softmax_lse, philox = result
     if return_philox:

@@ -1,21 +1,21 @@
 """One call: arguments → plan → launch.
 
 A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
-any other one is checked and planned first (see planning.py). `run` is the path of plain calls and looks at
-nothing else: first the compiled table of the latest signatures, where there is one (see launcher.py), then
-the latest signature, which spares it a hash. `run_general` takes masks, dropout, lengths and layouts as well.
+any other one is checked and planned first (see planning.py). Where there is a compiled launcher, it has a
+table of the latest signatures, which is asked first (see call_table.py). `run` is the path of plain calls and
+looks at nothing else; without a table it tries the latest signature, which spares it a hash. `run_general`
+takes masks, dropout, lengths and layouts as well.
 Arrays of other libraries are read as tensors first (see arrays.py); where torch is not installed, as they are
 (see array_calls.py). While torch traces, the call is an operator (see torch_ops.py).
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import array_calls, checks, launcher, results, rng
+from . import array_calls, call_table, checks, results, rng
 from .arrays import as_tensor, has_torch, is_tensor
 from .checks import Layout
 from .extras import Extras
@@ -26,16 +26,14 @@ from .registry import Family
 if TYPE_CHECKING:
     import torch
 
+    from .planning import ResultTuple
+
 
 _MAX_PLANS = 4096
 Plans = dict[tuple[Any, ...], Prepared]
 _plain: Plans = {}  # of `run`
 _general: Plans = {}  # of `run_general`
 _latest: tuple[Plans, tuple[Any, ...], Prepared | None] = {}, (None,), None  # where `run` found what
-_compiled: Any = None  # the CallTable of `run`, from its first signature on
-
-_IMMUTABLE = frozenset({type(None), bool, int, float, str, Causal, Family})
-"""Types of options that say the same whenever they are the same object."""
 
 
 def run(
@@ -49,17 +47,18 @@ def run(
     key: torch.Tensor,
     value: torch.Tensor,
     out: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A plain call → (out, softmax_lse or None)."""
+) -> ResultTuple:
+    """A plain call, as `run_general` makes it."""
     global _latest
     if is_dynamo_compiling():
         from . import torch_ops
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return torch_ops.traced(options, Inputs(query, key, value, out))[:2]
-    if _compiled is not None:
-        known_call = _compiled.call(
-            family, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out
+        return torch_ops.traced(options, Inputs(query, key, value, out))
+    table = call_table.table
+    if table is not None:
+        known_call = table.call(
+            family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", query, key, value, out
         )
         if known_call is not None:
             return known_call
@@ -93,11 +92,14 @@ def run(
         prepared = signature = None  # not tensors, or without data, or options that cannot be keys
     if prepared is None:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)[:2]
+        return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if not is_latest:
-        _compile(prepared, (family, causal, scale, enable_gqa, kernel, return_lse), query, key, value, out)
+        call_table.add(
+            prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd",
+            query, key, value, out,
+        )  # fmt: skip
     plan, _, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
@@ -109,7 +111,7 @@ def run(
     if lse_like is not None:
         lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
     plan.launch_at(q, k, v, out, lse)
-    return out, lse
+    return out, lse, rng.NO_PHILOX
 
 
 def run_general(
@@ -129,7 +131,7 @@ def run_general(
     seqlens_q: torch.Tensor | None,
     seqlens_k: torch.Tensor | None,
     philox: Any,
-) -> Result:
+) -> ResultTuple:
     """Any call: the options and inputs in the order of `Options` and `Inputs`."""
     if is_dynamo_compiling():
         from . import torch_ops
@@ -137,11 +139,20 @@ def run_general(
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
         return torch_ops.traced(options, inputs)
+    table = call_table.table
+    if table is not None and philox is None:
+        known_call = table.call(
+            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+            query, key, value, out, attn_mask, seqlens_q, seqlens_k,
+        )  # fmt: skip
+        if known_call is not None:
+            return known_call
     signature: tuple[Any, ...] | None = None
     prepared = None
     try:
         signature = (
-            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+            family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
+            type(p_dropout), p_dropout, layout,
             type(query), query.shape, query.stride(), query.dtype, query.device,
             type(key), key.shape, key.stride(), key.dtype, key.device,
             type(value), value.shape, value.stride(), value.dtype, value.device,
@@ -176,6 +187,11 @@ def run_general(
         results.check_known_out(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
         )
+    if philox is None:
+        call_table.add(
+            prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+            query, key, value, out, attn_mask, seqlens_q, seqlens_k,
+        )  # fmt: skip
     state = random_bits(philox, prepared.p_dropout, query)
     extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k)
     return launch(prepared, query, key, value, out, extras)
@@ -221,37 +237,6 @@ def remember(cache: Plans, signature: tuple[Any, ...] | None, prepared: Prepared
     cache[signature] = prepared
 
 
-def _compile(
-    prepared: Prepared,
-    options: tuple[Any, ...],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor | None,
-) -> None:
-    """Tells the compiled table of a plain signature, where there is a launcher for its plan."""
-    global _compiled
-    if prepared.launcher is None or not all(type(option) in _IMMUTABLE for option in options):
-        return
-    if _compiled is None:
-        module = launcher.module()
-        assert module is not None
-        _compiled = module.CallTable()
-    make_out: Callable[..., torch.Tensor] = prepared.empty_like
-    make_lse = None
-    if prepared.out_stride is not None:
-        make_out = functools.partial(_empty_strided, prepared.out_shape, prepared.out_stride)
-    if prepared.lse_like is not None:
-        make_lse = functools.partial(
-            prepared.empty_like, prepared.lse_like, memory_format=sys.modules["torch"].contiguous_format
-        )
-    _compiled.add(prepared.launcher, options, (query, key, value, out), make_out, make_lse, prepared.spans)
-
-
-def _empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    return like.new_empty_strided(shape, stride)
-
-
 def _is_autocast_enabled(query: torch.Tensor) -> bool:
     return bool(sys.modules["torch"].is_autocast_enabled(query.device.type))
 
@@ -283,9 +268,9 @@ def _run_unprepared(
             tensors["out"] = as_tensor("out", inputs.out, writable=True)
         known = inputs._replace(**tensors)
         if cache is _plain:
-            result = Result(*run(*options[:6], *known[:4]), rng.NO_PHILOX)
+            result = Result(*run(*options[:6], *known[:4]))
         else:
-            result = run_general(*options, *known)
+            result = Result(*run_general(*options, *known))
         return result if inputs.out is None else result._replace(out=inputs.out)
     if any(checks.is_virtual(value) for value in given.values()):
         from . import torch_ops

@@ -204,7 +204,7 @@ class Plan:
         return f"{self.kernel.name} on {self.problem}"
 
     def compiled(self) -> Any:
-        """`launch` without extras as a Launcher, or None: see launcher.py."""
+        """A Launcher of this kernel with the extras of `make_params`, or None: see launcher.py."""
         _, _, index, _, workspace_bytes, first, rest = self._ready
         params = first + bytes(_STRIDES - _FIRST) + rest
         meet = self._meet if workspace_bytes else None

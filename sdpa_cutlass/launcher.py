@@ -24,7 +24,7 @@ from .device import DeviceInfo
 if TYPE_CHECKING:
     import torch
 
-_INTERFACE = 1  # kInterface of native/launcher.c
+_INTERFACE = 2  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 
@@ -91,6 +91,8 @@ def make_launcher(
             device=device.index,
             params=params,
             addresses=Params.q.offset,
+            mask=Params.mask.offset,
+            extras=Params.philox_seed.offset,
             fail=fail,
             meet=meet,
             workspace_bytes=workspace_bytes,

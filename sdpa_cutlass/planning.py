@@ -24,6 +24,8 @@ from .select import choose
 if TYPE_CHECKING:
     import torch
 
+    ResultTuple = tuple[Any, torch.Tensor | None, PhiloxState | torch.Tensor]  # a Result, or its fields
+
 
 class Options(NamedTuple):
     """What a call asks for besides its tensors, as the caller gave it."""

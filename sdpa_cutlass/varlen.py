@@ -12,7 +12,7 @@ import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import calls, checks, extras, planning, results
+from . import call_table, calls, checks, extras, planning, results
 from .api import chosen
 from .arrays import as_tensor, is_tensor
 from .calls import Plans
@@ -20,13 +20,16 @@ from .errors import ArgumentError, ArgumentTypeError
 from .extras import Extras
 from .planning import Bound, Inputs, Options, Result
 from .problem import Causal
+from .registry import Family
 
 if TYPE_CHECKING:
     import torch
 
     from .dropout import PhiloxState
+    from .planning import ResultTuple
 
 _INT32_MAX = 2**31 - 1
+_FUSED = Family.FMHA_FWD
 
 
 def attention_varlen(
@@ -63,17 +66,10 @@ def attention_varlen(
     `b` is its number. "bottom_right" means each sequence's own last row and key. The other arguments, the
     returned tuple and the errors are those of `attention`.
     """
-    options = Options(
-        causal=causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        kernel=kernel,
-        return_lse=return_lse,
-        p_dropout=p_dropout,
-        layout="bshd",
-    )
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    result = run(options, Inputs(query, key, value, out, philox=philox), lengths)
+    result = run(
+        causal, scale, enable_gqa, kernel, return_lse, p_dropout, query, key, value, out,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox,
+    )  # fmt: skip
     return chosen(result, return_lse, return_philox)
 
 
@@ -89,24 +85,51 @@ class Lengths(NamedTuple):
 _packed: Plans = {}
 
 
-def run(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
+def run(
+    causal: Causal | str | None,
+    scale: float | None,
+    enable_gqa: bool,
+    kernel: str | None,
+    return_lse: bool,
+    p_dropout: float,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    philox: Any,
+) -> ResultTuple:
     """`calls.run_general` for packed sequences."""
-    if calls.is_dynamo_compiling():
+    is_traced = calls.is_dynamo_compiling()
+    table = None if is_traced else call_table.table  # tracing would make the compiled code depend on it
+    if table is not None and philox is None:
+        known_call = table.call(
+            _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd",
+            query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        )  # fmt: skip
+        if known_call is not None:
+            return known_call
+    options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd")
+    inputs = Inputs(query, key, value, out, philox=philox)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if is_traced:
         from . import varlen_ops
 
         return varlen_ops.traced(options, inputs, lengths)
-    query, key, value, out = inputs[:4]
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     signature: tuple[Any, ...] | None = None
     prepared = None
     try:
         signature = (
-            options, max_seqlen_q, max_seqlen_k,
+            options, type(scale), type(p_dropout),
+            type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
             *(calls.signature_of(tensor) for tensor in (query, key, value, cu_seqlens_q, cu_seqlens_k)),
             None if out is None else calls.signature_of(out),
         )  # fmt: skip
         prepared = _packed[signature]
-        calls.require_data(cu_seqlens_q, cu_seqlens_k, inputs.philox)
+        calls.require_data(cu_seqlens_q, cu_seqlens_k, philox)
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             prepared = signature = None
     except KeyError:
@@ -119,7 +142,9 @@ def run(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if out is not None:
         results.check_known_out(out, _given(inputs, lengths))
-    state = planning.random_bits(inputs.philox, prepared.p_dropout, query)
+    if philox is None:
+        call_table.add(prepared, *options, *inputs[:7], *lengths)
+    state = planning.random_bits(philox, prepared.p_dropout, query)
     given = Extras(None, prepared.p_dropout, state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return calls.launch(prepared, query, key, value, out, given)
 
@@ -142,7 +167,8 @@ def _run_unprepared(
         packed = {name: tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
         if inputs.out is not None:
             tensors["out"] = as_tensor("out", inputs.out, writable=True)
-        result = run(options, inputs._replace(**tensors), lengths._replace(**packed))
+        known, sizes = inputs._replace(**tensors), lengths._replace(**packed)
+        result = Result(*run(*options[1:7], *known[:4], *sizes, known.philox))
         return result if inputs.out is None else result._replace(out=inputs.out)
     if any(checks.is_virtual(value) for value in given.values()):
         from . import varlen_ops

@@ -4,6 +4,9 @@
 #include <string.h>
 
 enum { kMaxDims = 8, kMaxCalls = 32, kAlignment = 16 };
+enum { kScale = 2, kDropout = 6, kLeading = 8, kOptions = 10 };
+enum { kQuery, kKey, kValue, kOut, kMask, kSeqlensQ, kSeqlensK, kCuSeqlensQ, kCuSeqlensK, kTensors };
+enum { kMinArguments = kLeading + kOut + 1, kMaxArguments = kOptions + kTensors };
 
 static PyObject *requires_grad_name;
 
@@ -16,8 +19,11 @@ typedef struct {
   int64_t strides[kMaxDims];
 } Form;
 
-enum { kQuery, kKey, kValue, kOut, kTensors };
-enum { kOptions = 6, kScale = 2 };
+/* What a call is given, in the order of its arguments but for the last two options: the lengths' upper bounds. */
+typedef struct {
+  PyObject *options[kOptions];
+  PyObject *tensors[kTensors]; /* None for what is not given */
+} Arguments;
 
 typedef struct {
   Py_ssize_t users; /* the table, and the calls under way */
@@ -25,7 +31,9 @@ typedef struct {
   PyObject *options[kOptions]; /* of immutable types: the same object says the same */
   PyObject *make_out;          /* query -> out */
   PyObject *make_lse;          /* () -> softmax_lse, or None */
-  bool has_out;
+  PyObject *draw;              /* () -> philox, or None where no random bits are needed */
+  PyObject *undrawn;           /* philox without `draw` */
+  bool has[kTensors];
   Form forms[kTensors];
   int64_t spans[kTensors]; /* bytes */
 } Call;
@@ -42,6 +50,8 @@ static void release(Call *call) {
   for (int i = 0; i < kOptions; ++i) Py_XDECREF(call->options[i]);
   Py_XDECREF(call->make_out);
   Py_XDECREF(call->make_lse);
+  Py_XDECREF(call->draw);
+  Py_XDECREF(call->undrawn);
   PyMem_Free(call);
 }
 
@@ -66,15 +76,15 @@ static bool has_form(const DLTensor *view, const Form *form) {
   return true;
 }
 
-/* A scale of the same value serves as well: most callers compute it anew each time. */
-static bool same_options(PyObject *const *given, const Call *call) {
-  for (int i = 0; i < kOptions; ++i) {
-    if (given[i] == call->options[i]) continue;
-    if (i != kScale || !PyFloat_CheckExact(given[i]) || !PyFloat_CheckExact(call->options[i]) ||
-        PyFloat_AsDouble(given[i]) != PyFloat_AsDouble(call->options[i]))
-      return false;
-  }
-  return true;
+/* Scales, probabilities, bounds and names of the same value serve as well: callers make them anew each time. */
+static bool same_option(PyObject *given, PyObject *known, int place) {
+  if (given == known) return true;
+  if (place == kScale || place == kDropout)
+    return PyFloat_CheckExact(given) && PyFloat_CheckExact(known) &&
+           PyFloat_AsDouble(given) == PyFloat_AsDouble(known);
+  if (place >= kLeading)
+    return PyLong_CheckExact(given) && PyLong_CheckExact(known) && PyObject_RichCompareBool(given, known, Py_EQ) == 1;
+  return PyUnicode_CheckExact(given) && PyUnicode_CheckExact(known) && PyUnicode_Compare(given, known) == 0;
 }
 
 static bool overlaps(const char *start, int64_t size, const char *other, int64_t other_size) {
@@ -103,46 +113,84 @@ static void table_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-/* Views of the tensors, by their order in a call; out only if it is given. */
-static bool view_all(const Launcher *launcher, PyObject *const *tensors, DLTensor *views) {
-  for (int i = 0; i < kTensors; ++i) {
-    if (i == kOut && tensors[i] == Py_None) continue;
-    if (!view_tensor(launcher, tensors[i], &views[i])) return false;
-  }
+/* Those that are not there are None. */
+static Arguments arguments_of(PyObject *const *args, Py_ssize_t count) {
+  Arguments given;
+  for (int i = 0; i < kLeading; ++i) given.options[i] = args[i];
+  for (int i = 0; i < kTensors; ++i) given.tensors[i] = kLeading + i < count ? args[kLeading + i] : Py_None;
+  for (int i = kLeading; i < kOptions; ++i) given.options[i] = kTensors + i < count ? args[kTensors + i] : Py_None;
+  return given;
+}
+
+static bool view_all(const Launcher *launcher, const Arguments *given, DLTensor *views) {
+  for (int i = 0; i < kTensors; ++i)
+    if (given->tensors[i] != Py_None && !view_tensor(launcher, given->tensors[i], &views[i])) return false;
   return true;
+}
+
+static bool is_call(const Call *call, const Arguments *given, const DLTensor *views) {
+  for (int i = 0; i < kTensors; ++i)
+    if (call->has[i] != (given->tensors[i] != Py_None)) return false;
+  for (int i = 0; i < kOptions; ++i)
+    if (!same_option(given->options[i], call->options[i], i)) return false;
+  for (int i = 0; i < kTensors; ++i)
+    if (call->has[i] && !has_form(&views[i], &call->forms[i])) return false;
+  return true;
+}
+
+/* The call of this signature, moved to the front; or null. */
+static Call *find(CallTable *self, const Arguments *given, const DLTensor *views) {
+  for (int i = 0; i < self->count; ++i) {
+    Call *const call = self->calls[i];
+    if (!is_call(call, given, views)) continue;
+    memmove(self->calls + 1, self->calls, (size_t)i * sizeof(Call *));
+    self->calls[0] = call;
+    return call;
+  }
+  return NULL;
+}
+
+/* A new reference, for a field that release() drops. */
+static PyObject *kept(PyObject *object) {
+  Py_INCREF(object);
+  return object;
 }
 
 static PyObject *table_add(PyObject *object, PyObject *args) {
   CallTable *const self = (CallTable *)object;
-  PyObject *launcher, *options[kOptions], *tensors[kTensors], *make_out, *make_lse;
-  long long spans[kTensors];
-  if (!PyArg_ParseTuple(args, "O!(OOOOOO)(OOOO)OO(LLLL)", launcher_type, &launcher, &options[0], &options[1],
-                        &options[2], &options[3], &options[4], &options[5], &tensors[0], &tensors[1], &tensors[2],
-                        &tensors[3], &make_out, &make_lse, &spans[0], &spans[1], &spans[2], &spans[3]))
+  PyObject *launcher, *arguments, *make_out, *make_lse, *draw, *undrawn, *spans;
+  if (!PyArg_ParseTuple(args, "O!O!OOOOO!", launcher_type, &launcher, &PyTuple_Type, &arguments, &make_out, &make_lse,
+                        &draw, &undrawn, &PyTuple_Type, &spans))
     return NULL;
+  PyObject *items[kMaxArguments];
+  for (Py_ssize_t i = 0; i < kMaxArguments; ++i)
+    if ((items[i] = PyTuple_GetItem(arguments, i)) == NULL) return NULL;
+  const Arguments given = arguments_of(items, kMaxArguments);
   DLTensor views[kTensors];
-  if (!view_all((Launcher *)launcher, tensors, views)) Py_RETURN_FALSE;
+  if (!view_all((Launcher *)launcher, &given, views)) Py_RETURN_FALSE;
+  if (find(self, &given, views) != NULL) Py_RETURN_TRUE;
   Call *const call = PyMem_Calloc(1, sizeof(Call));
   if (call == NULL) return PyErr_NoMemory();
   call->users = 1;
-  call->has_out = tensors[kOut] != Py_None;
   for (int i = 0; i < kTensors; ++i) {
-    call->spans[i] = spans[i];
-    if ((i != kOut || call->has_out) && !set_form(&views[i], &call->forms[i])) {
+    PyObject *const span = PyTuple_GetItem(spans, i);
+    call->spans[i] = span == NULL ? -1 : PyLong_AsLongLong(span);
+    call->has[i] = given.tensors[i] != Py_None;
+    if (PyErr_Occurred()) {
+      release(call);
+      return NULL;
+    }
+    if (call->has[i] && !set_form(&views[i], &call->forms[i])) {
       release(call);
       Py_RETURN_FALSE;
     }
   }
-  for (int i = 0; i < kOptions; ++i) {
-    Py_INCREF(options[i]);
-    call->options[i] = options[i];
-  }
-  Py_INCREF(launcher);
-  Py_INCREF(make_out);
-  Py_INCREF(make_lse);
-  call->launcher = (Launcher *)launcher;
-  call->make_out = make_out;
-  call->make_lse = make_lse;
+  for (int i = 0; i < kOptions; ++i) call->options[i] = kept(given.options[i]);
+  call->launcher = (Launcher *)kept(launcher);
+  call->make_out = kept(make_out);
+  call->make_lse = kept(make_lse);
+  call->draw = kept(draw);
+  call->undrawn = kept(undrawn);
   Call *const oldest = self->count == kMaxCalls ? self->calls[--self->count] : NULL;
   memmove(self->calls + 1, self->calls, (size_t)self->count * sizeof(Call *));
   self->calls[0] = call;
@@ -151,29 +199,30 @@ static PyObject *table_add(PyObject *object, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
-/* The call of this signature, moved to the front; or null. */
-static Call *find(CallTable *self, PyObject *const *options, const DLTensor *views, bool has_out) {
-  for (int i = 0; i < self->count; ++i) {
-    Call *const call = self->calls[i];
-    if (call->has_out != has_out || !same_options(options, call)) continue;
-    bool same = true;
-    for (int t = 0; same && t < (has_out ? kTensors : kOut); ++t) same = has_form(&views[t], &call->forms[t]);
-    if (!same) continue;
-    memmove(self->calls + 1, self->calls, (size_t)i * sizeof(Call *));
-    self->calls[0] = call;
-    return call;
+/* 1 when `philox`, a pair of integers or a tensor of two, is in `extras`; 0 when it is neither; -1 with an exception. */
+static int set_philox(const Launcher *launcher, PyObject *philox, Extras *extras) {
+  DLTensor view;
+  if (view_tensor(launcher, philox, &view)) {
+    extras->philox_state = address_of(&view);
+    return 1;
   }
-  return NULL;
+  if (!PyTuple_Check(philox)) return 0;
+  unsigned long long seed, offset;
+  if (!PyArg_ParseTuple(philox, "KK", &seed, &offset)) return -1;
+  extras->philox_seed = seed;
+  extras->philox_offset = offset;
+  return 1;
 }
 
-/* (out, softmax_lse or None); None when the caller has to do it all; null with an exception. */
-static PyObject *make_and_launch(const Call *call, PyObject *query, PyObject *given_out, Addresses addresses) {
+/* (out, softmax_lse or None, philox); None when the caller has to do it all; null with an exception. */
+static PyObject *make_and_launch(const Call *call, const Arguments *given, Addresses addresses, const void *mask,
+                                 Extras extras) {
   DLTensor view;
-  PyObject *out = given_out, *lse = NULL, *result = NULL;
-  if (call->has_out) {
+  PyObject *out = given->tensors[kOut], *lse = NULL, *drawn = NULL, *result = NULL;
+  if (call->has[kOut]) {
     Py_INCREF(out);
   } else {
-    out = PyObject_CallFunctionObjArgs(call->make_out, query, NULL);
+    out = PyObject_CallFunctionObjArgs(call->make_out, given->tensors[kQuery], NULL);
     if (out == NULL) return NULL;
     if (!view_tensor(call->launcher, out, &view)) goto unknown;
     addresses.out = address_of(&view);
@@ -184,49 +233,55 @@ static PyObject *make_and_launch(const Call *call, PyObject *query, PyObject *gi
     if (!view_tensor(call->launcher, lse, &view)) goto unknown;
     addresses.softmax_lse = address_of(&view);
   }
-  if (launch(call->launcher, addresses, out) == 0) result = PyTuple_Pack(2, out, lse == NULL ? Py_None : lse);
+  if (call->draw != Py_None) {
+    drawn = PyObject_CallFunctionObjArgs(call->draw, NULL);
+    const int is_set = drawn == NULL ? -1 : set_philox(call->launcher, drawn, &extras);
+    if (is_set < 0) goto done;
+    if (is_set == 0) goto unknown;
+  }
+  if (launch(call->launcher, addresses, mask, &extras, out) == 0)
+    result = PyTuple_Pack(3, out, lse == NULL ? Py_None : lse, drawn == NULL ? call->undrawn : drawn);
   goto done;
 unknown:
-  Py_INCREF(Py_None);
-  result = Py_None;
+  result = kept(Py_None);
 done:
   Py_DECREF(out);
   Py_XDECREF(lse);
+  Py_XDECREF(drawn);
   return result;
 }
 
 static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t count) {
   CallTable *const self = (CallTable *)object;
-  if (count != kOptions + kTensors)
-    return PyErr_Format(PyExc_TypeError, "call takes %d arguments; %zd were given", kOptions + kTensors, count);
+  if (count < kMinArguments || count > kMaxArguments)
+    return PyErr_Format(PyExc_TypeError, "call takes %d to %d arguments; %zd were given", kMinArguments, kMaxArguments,
+                        count);
   if (self->count == 0) Py_RETURN_NONE;
-  PyObject *const *const tensors = args + kOptions;
-  const bool has_out = tensors[kOut] != Py_None;
+  const Arguments given = arguments_of(args, count);
   DLTensor views[kTensors];
-  if (!view_all(self->calls[0]->launcher, tensors, views)) Py_RETURN_NONE;
-  Call *const call = find(self, args, views, has_out);
+  if (!view_all(self->calls[0]->launcher, &given, views)) Py_RETURN_NONE;
+  Call *const call = find(self, &given, views);
   if (call == NULL) Py_RETURN_NONE;
-  const char *starts[kTensors] = {NULL};
-  uintptr_t low_bits = 0;
-  for (int i = 0; i < (has_out ? kTensors : kOut); ++i) {
-    starts[i] = address_of(&views[i]);
-    low_bits |= (uintptr_t)starts[i];
-  }
-  if (low_bits % kAlignment != 0) Py_RETURN_NONE;
-  if (has_out)
-    for (int i = 0; i < kOut; ++i)
-      if (overlaps(starts[kOut], call->spans[kOut], starts[i], call->spans[i])) Py_RETURN_NONE;
+  char *starts[kTensors] = {NULL};
+  for (int i = 0; i < kTensors; ++i)
+    if (call->has[i]) starts[i] = address_of(&views[i]);
+  for (int i = 0; i <= kOut; ++i)
+    if ((uintptr_t)starts[i] % kAlignment != 0) Py_RETURN_NONE;
+  for (int i = 0; call->has[kOut] && i < kTensors; ++i)
+    if (i != kOut && call->has[i] && overlaps(starts[kOut], call->spans[kOut], starts[i], call->spans[i]))
+      Py_RETURN_NONE;
   ++call->users; /* from here on Python code may run, and other threads */
   int needs_grad = 0;
-  for (int i = 0; needs_grad == 0 && i < (has_out ? kTensors : kOut); ++i) needs_grad = requires_grad(tensors[i]);
+  for (int i = 0; needs_grad == 0 && i <= kMask; ++i)
+    if (call->has[i]) needs_grad = requires_grad(given.tensors[i]);
   PyObject *result = NULL;
   if (needs_grad == 0) {
-    const Addresses addresses = {
-        .q = starts[kQuery], .k = starts[kKey], .v = starts[kValue], .out = (void *)starts[kOut]};
-    result = make_and_launch(call, tensors[kQuery], tensors[kOut], addresses);
+    const Addresses addresses = {.q = starts[kQuery], .k = starts[kKey], .v = starts[kValue], .out = starts[kOut]};
+    const Extras extras = {.seqlens_q = starts[kSeqlensQ], .seqlens_k = starts[kSeqlensK],
+                           .cu_seqlens_q = starts[kCuSeqlensQ], .cu_seqlens_k = starts[kCuSeqlensK]};
+    result = make_and_launch(call, &given, addresses, starts[kMask], extras);
   } else if (needs_grad > 0) {
-    Py_INCREF(Py_None);
-    result = Py_None;
+    result = kept(Py_None);
   }
   release(call);
   return result;
@@ -234,12 +289,15 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL,
-     "call(family, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)\n"
-     "-> (out, softmax_lse or None), or None\n\n"
-     "Launches a known call. None, and nothing was launched: the caller has to check, and to do it or to refuse it."},
+     "call(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, query, key, value, out,\n"
+     "     attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)\n"
+     "-> (out, softmax_lse or None, philox), or None\n\n"
+     "Launches a known call. None, and nothing was launched: the caller has to check, and to do it or to refuse it.\n"
+     "What follows `out` may be left out."},
     {"add", table_add, METH_VARARGS,
-     "add(launcher, options, (query, key, value, out), make_out, make_lse, spans) -> bool\n\n"
-     "Makes a call known: `options` as in call, of immutable types. False when it cannot be."},
+     "add(launcher, arguments, make_out, make_lse, draw, undrawn, spans) -> bool\n\n"
+     "Makes a call known: `arguments`, all of them, as in call, its options of immutable types; `spans` are bytes of\n"
+     "its tensors. False when it cannot be."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot table_slots[] = {{Py_tp_new, (void *)table_new},

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { kInterface = 1 }; /* of the module's two types; launcher.py has the same */
+enum { kInterface = 2 }; /* of the module's two types; launcher.py has the same */
 
 PyTypeObject *launcher_type;
 
@@ -16,23 +16,32 @@ static const DLExchange *exchange_of(PyObject *capsule) {
   return NULL;
 }
 
+/* False with an exception when `size` bytes at `offset` are not all within params. */
+static bool lies_in(Py_ssize_t params_size, const char *name, Py_ssize_t offset, size_t size) {
+  if (offset >= 0 && offset <= params_size - (Py_ssize_t)size) return true;
+  PyErr_Format(PyExc_ValueError, "%s is %zd; it needs %zu of params' %zd bytes", name, offset, size, params_size);
+  return false;
+}
+
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"tensor_type", "exchange",  "launch", "index", "device_type",     "device",
-                          "params",      "addresses", "fail",   "meet",  "workspace_bytes", NULL};
+  static char *names[] = {"tensor_type", "exchange", "launch", "index",  "device_type", "device", "params",
+                          "addresses",   "mask",     "extras", "fail",   "meet",        "workspace_bytes", NULL};
   PyObject *tensor_type, *capsule, *fail, *meet;
   unsigned long long launch, workspace_bytes;
   int index, device_type, device;
   const char *params;
-  Py_ssize_t params_size, addresses;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKiiiy#nOOK", names, &tensor_type, &capsule, &launch, &index,
-                                   &device_type, &device, &params, &params_size, &addresses, &fail, &meet,
-                                   &workspace_bytes))
+  Py_ssize_t params_size, addresses, mask, extras;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKiiiy#nnnOOK", names, &tensor_type, &capsule, &launch, &index,
+                                   &device_type, &device, &params, &params_size, &addresses, &mask, &extras, &fail,
+                                   &meet, &workspace_bytes))
     return NULL;
   const DLExchange *const exchange = exchange_of(capsule);
   if (exchange == NULL) return NULL;
-  if (params_size > kMaxParams || addresses < 0 || addresses + (Py_ssize_t)sizeof(Addresses) > params_size)
-    return PyErr_Format(PyExc_ValueError, "params has %zd bytes and addresses is %zd; allowed are at most %d bytes, %zu "
-                        "of them from addresses on", params_size, addresses, (int)kMaxParams, sizeof(Addresses));
+  if (params_size > kMaxParams)
+    return PyErr_Format(PyExc_ValueError, "params has %zd bytes; allowed are at most %d", params_size, (int)kMaxParams);
+  if (!lies_in(params_size, "addresses", addresses, sizeof(Addresses)) ||
+      !lies_in(params_size, "mask", mask, sizeof(void *)) || !lies_in(params_size, "extras", extras, sizeof(Extras)))
+    return NULL;
   if (device_type != kDLCPU && device_type != kDLCUDA)
     return PyErr_Format(PyExc_ValueError, "device_type is %d; allowed are %d (CPU) and %d (CUDA)", device_type,
                         (int)kDLCPU, (int)kDLCUDA);
@@ -50,6 +59,8 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
   self->device = device;
   self->params_size = params_size;
   self->addresses = addresses;
+  self->mask = mask;
+  self->extras = extras;
   memcpy(self->params, params, (size_t)params_size);
   self->fail = fail;
   self->meet = meet;
@@ -74,7 +85,7 @@ bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view) {
   return false;
 }
 
-int launch(const Launcher *self, Addresses addresses, PyObject *out) {
+int launch(const Launcher *self, Addresses addresses, const void *mask, const Extras *extras, PyObject *out) {
   void *stream = NULL;
   if (self->device_type == kDLCUDA &&
       self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
@@ -96,6 +107,10 @@ int launch(const Launcher *self, Addresses addresses, PyObject *out) {
   unsigned char params[kMaxParams];
   memcpy(params, self->params, (size_t)self->params_size);
   memcpy(params + self->addresses, &addresses, sizeof(addresses));
+  if (extras != NULL) {
+    memcpy(params + self->mask, &mask, sizeof(mask));
+    memcpy(params + self->extras, extras, sizeof(*extras));
+  }
   PyThreadState *const state = PyEval_SaveThread();
   const int status = self->launch(self->index, params, self->device, stream);
   PyEval_RestoreThread(state);
@@ -122,7 +137,7 @@ static PyObject *launcher_run(PyObject *object, PyObject *const *args, Py_ssize_
                                .v = address_of(&views[2]),
                                .out = address_of(&views[3]),
                                .softmax_lse = has_lse ? address_of(&views[4]) : NULL};
-  if (launch(self, addresses, args[3]) != 0) return NULL;
+  if (launch(self, addresses, NULL, NULL, args[3]) != 0) return NULL;
   Py_RETURN_TRUE;
 }
 

@@ -66,7 +66,7 @@ typedef struct {
   int32_t device_type;
   int device;
   Py_ssize_t params_size;
-  Py_ssize_t addresses; /* where Addresses lie in params */
+  Py_ssize_t addresses, mask, extras; /* where Addresses, the address of the mask and Extras lie in params */
   unsigned char params[kMaxParams];
   PyObject *fail; /* status -> raises */
   PyObject *meet; /* (out, stream) -> (what to keep until the launch is queued, workspace, split_arrivals), or None */
@@ -80,6 +80,12 @@ typedef struct {
   uint64_t workspace, workspace_bytes, split_arrivals;
 } Addresses;
 
+/* Those of general kernels; null or 0 where a call has none. `mask` lies by itself. */
+typedef struct {
+  uint64_t philox_seed, philox_offset;
+  const void *philox_state, *seqlens_q, *seqlens_k, *cu_seqlens_q, *cu_seqlens_k;
+} Extras;
+
 /* The type of a Launcher, once the module is there. */
 extern PyTypeObject *launcher_type;
 
@@ -91,7 +97,8 @@ bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view);
 
 static inline void *address_of(const DLTensor *view) { return (char *)view->data + view->byte_offset; }
 
-/* Returns 0, or -1 with an exception. `out` is for the launcher's `meet`. */
-int launch(const Launcher *self, Addresses addresses, PyObject *out);
+/* Returns 0, or -1 with an exception. Without `extras`, mask and extras are those of the plan. `out` is for the
+ * launcher's `meet`. */
+int launch(const Launcher *self, Addresses addresses, const void *mask, const Extras *extras, PyObject *out);
 
 #endif

@@ -140,9 +140,7 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bill(
-    sbom: ModuleType, extension: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def bill(sbom: ModuleType, extension: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     headers = make_headers(tmp_path_factory.mktemp("headers"))
     libraries = [built(path, "make cuda host") for path in LIBRARIES.values()]
     content: dict[str, Any] = sbom.bill(libraries, headers, [extension])

@@ -9,17 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass import calls, launcher, torch_sdpa
+from sdpa_cutlass import call_table, calls, launch, launcher, torch_sdpa, varlen
 from tests.library.torch_calls import ORIGINAL
 
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes every signature of plain calls unknown."""
+    """Makes every signature unknown."""
 
     def forget_all() -> None:
         monkeypatch.setattr(calls, "_plain", {})
-        monkeypatch.setattr(calls, "_compiled", None)
+        monkeypatch.setattr(calls, "_general", {})
+        monkeypatch.setattr(varlen, "_packed", {})
+        monkeypatch.setattr(call_table, "table", None)
+        monkeypatch.setattr(call_table, "_latest", None)
 
     return forget_all
 
@@ -42,6 +45,16 @@ def _compiled_only(forget: Callable[[], None]) -> None:
     if not launcher.is_used():
         pytest.skip("no compiled launcher for this Python and torch")
     forget()
+
+
+@pytest.fixture
+def without_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """When called, takes the launch through Python away."""
+
+    def take_away() -> None:
+        monkeypatch.setattr(launch.Plan, "launch_at", None)
+
+    return take_away
 
 
 @pytest.fixture

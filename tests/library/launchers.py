@@ -44,6 +44,8 @@ class Recorder:
             "device": 0,
             "params": bytes(Params(struct_size=5, seqlen_q=9)),
             "addresses": Params.q.offset,
+            "mask": Params.mask.offset,
+            "extras": Params.philox_seed.offset,
             "fail": None,
             "meet": None,
             "workspace_bytes": 0,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from sdpa_cutlass.dropout import PhiloxState
 from tests.library.launchers import SHAPE, Recorder, Subclass, qkv
 from tests.library.reference import rand
 
@@ -21,45 +22,75 @@ pytestmark = pytest.mark.usefixtures("_compiled_only")
 class Table:
     """A CallTable of one known call, `make_out` as given, that launches nothing."""
 
-    OPTIONS = ("family", None, 0.5, True, None, False)
+    UNDRAWN = PhiloxState(0, 0)
+    OPTIONS = ("family", None, 0.5, True, None, False, 0.25, "bhsd")
 
-    def __init__(self, module: ModuleType, make_out: Callable[..., Any] = torch.empty_like) -> None:
+    def __init__(
+        self, module: ModuleType, make_out: Callable[..., Any] = torch.empty_like, draw: Any = None
+    ) -> None:
         self.recorder = Recorder()
         self.table = module.CallTable()
         self.tensors = qkv("cpu")
-        self.spans = (2 * 2 * 9 * 64,) * 4
+        self.spans = (2 * 2 * 9 * 64,) * 4 + (16,) * 5
         self.options: tuple[Any, ...] = self.OPTIONS
+        self.draw = draw
         self._made = self.recorder.launcher(module)
         self.add(self.tensors, make_out=make_out)
 
-    def add(
-        self, tensors: list[torch.Tensor], out: torch.Tensor | None = None, *, make_out: Any = None
-    ) -> bool:
-        return self.table.add(self._made, self.options, (*tensors, out), make_out, None, self.spans)
+    def add(self, tensors: list[torch.Tensor], out: Any = None, *extras: Any, make_out: Any = None) -> bool:
+        arguments = (*self.options, *tensors, out, *extras, *(None,) * (7 - len(extras)))
+        return self.table.add(self._made, arguments, make_out, None, self.draw, self.UNDRAWN, self.spans)
 
     def call(
-        self, options: tuple[Any, ...] = OPTIONS, out: Any = None, tensors: list[Any] | None = None
+        self,
+        options: tuple[Any, ...] = OPTIONS,
+        out: Any = None,
+        tensors: list[Any] | None = None,
+        extras: tuple[Any, ...] = (),
     ) -> Any:
-        return self.table.call(*options, *(self.tensors if tensors is None else tensors), out)
+        return self.table.call(*options, *(self.tensors if tensors is None else tensors), out, *extras)
 
 
 def test_options_are_told_apart(module: ModuleType) -> None:
     table = Table(module)
-    out, lse = table.call()
+    out, lse, philox = table.call()
     assert out.shape == SHAPE
     assert lse is None
-    assert table.call(("family", None, float("0.5"), True, None, False)) is not None  # another object
-    for place, other in enumerate(("other", "top_left", 0.25, False, "kernel", True)):
-        options = list(Table.OPTIONS)
-        options[place] = other
-        assert table.call(tuple(options)) is None
+    assert philox is Table.UNDRAWN
+    equal = (
+        "".join(("fam", "ily")),
+        None,
+        float("0.5"),
+        True,
+        None,
+        False,
+        float("0.25"),
+        "".join(("bh", "sd")),
+    )
+    assert table.call(equal) is not None  # other objects
+    for place, others in enumerate(
+        (
+            ("other", None, 1),
+            ("top_left", 0.5),
+            (0.25, None, "0.5"),
+            (False, 1),
+            ("kernel", False),
+            (True, 0),
+            (0.5, None, 0),
+            ("bshd", None),
+        )
+    ):
+        for other in others:
+            options = list(Table.OPTIONS)
+            options[place] = other
+            assert table.call(tuple(options)) is None
     assert len(table.recorder.seen) == 2
     whole = Table(module)
-    whole.options = ("family", None, 1, True, None, False)
+    whole.options = ("family", None, 1, True, None, False, 0.25, "bhsd")
     whole.add(whole.tensors, make_out=torch.empty_like)
     assert whole.call(whole.options) is not None
     for value in (1.0, True):
-        assert whole.call(("family", None, value, True, None, False)) is None
+        assert whole.call(("family", None, value, True, None, False, 0.25, "bhsd")) is None
 
 
 def test_tensors_are_told_apart(module: ModuleType) -> None:
@@ -109,6 +140,93 @@ def test_a_given_out_is_another_signature_and_may_overlap_nothing(module: Module
     assert len(table.recorder.seen) == 2
 
 
+def test_extras_are_told_apart_and_have_words_of_their_own(module: ModuleType) -> None:
+    table = Table(module)
+    mask, others = torch.zeros(9, dtype=torch.bool), [torch.zeros(2, dtype=torch.int32) for _ in range(4)]
+    bounds = (1000, 2000)
+    given = (mask, *others, *bounds)
+    names = ("mask", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")
+    for count in (1, 3, 5, 7):
+        assert table.call(extras=given[:count]) is None
+        assert table.add(table.tensors, None, *given[:count], make_out=torch.empty_like)
+        assert table.call(extras=(*given[:5], int("1000"), int("2000"))[:count]) is not None
+        params = table.recorder.seen[-1][1]
+        addresses = [t.data_ptr() for t in given[:count] if isinstance(t, torch.Tensor)]
+        assert [getattr(params, name) or 0 for name in names] == addresses + [0] * (5 - len(addresses))
+        assert (params.philox_seed, params.philox_offset, params.philox_state) == (0, 0, None)
+    seen = len(table.recorder.seen)
+    for place, other in enumerate((mask[:8], *(other[:1] for other in others), 1001, 2001.0)):
+        changed = (*given[:place], other, *given[place + 1 :])
+        assert table.call(extras=changed) is None
+        assert table.call(extras=(*given[:place], None, *given[place + 1 :])) is None
+    bias = torch.zeros(9, dtype=torch.float16)
+    assert table.add(table.tensors, None, bias, make_out=torch.empty_like)
+    assert table.call(extras=(bias,)) is not None
+    assert table.call(extras=(bias.clone().requires_grad_(),)) is None
+    assert len(table.recorder.seen) == seen + 1
+    for count in (11, 20):
+        with pytest.raises(TypeError, match=f"call takes 12 to 19 arguments; {count} were given"):
+            table.table.call(*range(count))
+
+
+def test_out_may_overlap_no_mask_and_no_lengths(module: ModuleType) -> None:
+    table = Table(module)
+    out = rand(*SHAPE, device="cpu")
+    words = out.flatten()[-16:].view(torch.int32)
+    others = [torch.zeros(2, dtype=torch.int32) for _ in range(5)]
+    table.add(table.tensors, out, *others)
+    assert table.call(out=out, extras=tuple(others)) is not None
+    for place in range(5):
+        extras = (*others[:place], words[:2], *others[place + 1 :])
+        assert table.call(out=out, extras=extras) is None
+        words_behind = torch.zeros(1152 + 16, dtype=torch.float16)
+        behind = words_behind[1152 : 1152 + 4].view(torch.int32)
+        extras = (*others[:place], behind, *others[place + 1 :])
+        assert table.call(out=words_behind[:1152].view(SHAPE), extras=extras) is not None
+    assert len(table.recorder.seen) == 6
+
+
+def test_random_bits_are_drawn_for_each_call(module: ModuleType) -> None:
+    state = torch.tensor([3, 4])
+    drawn: list[Any] = [PhiloxState(2**64 - 1, 2**63), state, (1, "text"), "text", state.to("meta")]
+    table = Table(module, draw=lambda: drawn.pop(0))
+    assert table.call()[2] == (2**64 - 1, 2**63)
+    assert table.call()[2] is state
+    with pytest.raises(TypeError):
+        table.call()
+    assert table.call() is None
+    assert table.call() is None
+    with pytest.raises(IndexError, match="pop from empty list"):
+        table.call()
+    first, second = (params for _, params, _, _ in table.recorder.seen)
+    assert (first.philox_seed, first.philox_offset, first.philox_state) == (2**64 - 1, 2**63, None)
+    assert (second.philox_seed, second.philox_offset, second.philox_state) == (0, 0, state.data_ptr())
+
+
+def test_a_known_signature_is_not_added_twice(module: ModuleType) -> None:
+    table = Table(module)
+    for rows in range(1, 32):
+        assert table.add([rand(1, 1, rows, 8, device="cpu")] * 3, make_out=torch.empty_like)
+    for _ in range(40):
+        assert table.add(table.tensors)  # would have no make_out
+    assert table.call() is not None
+    assert table.call(tensors=[rand(1, 1, 1, 8, device="cpu")] * 3) is not None
+
+
+def test_what_add_is_given_has_to_be_whole(module: ModuleType) -> None:
+    table = Table(module)
+    made, arguments = table.recorder.launcher(module), (*Table.OPTIONS, *qkv("cpu"), *[None] * 8)
+    rest = (torch.empty_like, None, None, Table.UNDRAWN)
+    for given, spans in (
+        (arguments[:-1], table.spans),
+        (arguments, table.spans[:-1]),
+        (arguments, ("text",) * 9),
+    ):
+        table.options = ("another", *Table.OPTIONS[1:])
+        with pytest.raises((IndexError, TypeError)):
+            module.CallTable().add(made, given, *rest, spans)
+
+
 def test_results_that_cannot_be_made(module: ModuleType) -> None:
     def exhausted(query: torch.Tensor) -> torch.Tensor:
         raise MemoryError("no result")
@@ -151,13 +269,26 @@ def test_nothing_is_leaked(module: ModuleType) -> None:
     made = Recorder().launcher(module, meet=lambda out, stream: (meeting.pop(), 16, 0))
     assert made.run(q, q, q, q, None)
     assert alive() is None
-    counted = [q, torch.Tensor, torch.empty_like, Table.OPTIONS[0], 0.5]
+    drawing = Table(module, draw=lambda: kept_state)
+    kept_state = PhiloxState(1, 2)
+    counted = [
+        q,
+        torch.Tensor,
+        torch.empty_like,
+        Table.OPTIONS[0],
+        0.5,
+        kept_state,
+        drawing.draw,
+        Table.UNDRAWN,
+    ]
     before = [sys.getrefcount(item) for item in counted]
     for _ in range(500):
         table.call()
+        drawing.call()
         table.call(tensors=[q[:, :, :3], q, q])
         table.add([q, q, q], make_out=torch.empty_like)
-    for rows in range(1, 40):  # all others are dropped
+    for rows in range(1, 240):  # all others are dropped
         table.add([rand(1, 1, rows, 8, device="cpu")] * 3)
+        drawing.add([rand(1, 1, rows, 8, device="cpu")] * 3)
     after = [sys.getrefcount(item) for item in counted]
     assert all(abs(a - b) < 100 for a, b in zip(after, before, strict=True)), (before, after)

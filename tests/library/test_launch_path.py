@@ -18,6 +18,7 @@ from sdpa_cutlass import (
     PhiloxState,
     UnsupportedError,
     attention,
+    attention_varlen,
     calls,
     launch,
     plan,
@@ -369,3 +370,19 @@ def test_the_benchmark_measures_and_launches_nothing_dry(
         atol=2e-3,
         rtol=2e-3,
     )
+
+
+def test_what_only_equals_a_known_option_is_refused(device: str) -> None:
+    q, k, v = (rand(1, 2, 9, 64, device=device, seed=seed) for seed in range(3))
+    mask = torch.ones(9, dtype=torch.bool, device=device)
+    packed = [tensor[0].transpose(0, 1) for tensor in (q, k, v)]
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+    for _ in range(3):
+        attention(q, k, v, attn_mask=mask, scale=1.0)
+        attention_varlen(*packed, starts, starts, 1, 1, scale=1.0)
+    with pytest.raises(ArgumentTypeError, match="scale"):
+        attention(q, k, v, attn_mask=mask, scale=True)
+    with pytest.raises(ArgumentTypeError, match="scale"):
+        attention_varlen(*packed, starts, starts, 1, 1, scale=True)
+    with pytest.raises(ArgumentTypeError, match="max_seqlen_k"):
+        attention_varlen(*packed, starts, starts, 1, True, scale=1.0)

@@ -24,8 +24,8 @@ from sdpa_cutlass import (
     UntrustedLibraryError,
     _locate,
     attention,
+    call_table,
     calls,
-    launch,
     launcher,
     plan,
     unfused_attention,
@@ -37,16 +37,6 @@ from tests.library.reference import rand
 pytestmark = pytest.mark.usefixtures("_compiled_only")
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def without_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """When called, takes the launch through Python away."""
-
-    def take_away() -> None:
-        monkeypatch.setattr(launch.Plan, "launch_at", None)
-
-    return take_away
 
 
 def test_a_third_call_is_compiled(device: str, without_python: Callable[[], None]) -> None:
@@ -196,10 +186,12 @@ def test_a_meeting_that_fails_is_the_callers_to_know(module: ModuleType) -> None
         ({"params": bytes(2000)}, "params has 2000 bytes"),
         ({"params": bytes(64), "addresses": 8}, "addresses is 8"),
         ({"addresses": -8}, "addresses is -8"),
+        ({"mask": len(bytes(Params())) - 7}, "mask is .*; it needs 8 of params'"),
+        ({"extras": len(bytes(Params())) - 55}, "extras is .*; it needs 56 of params'"),
         ({"device_type": 3}, "device_type is 3; allowed are 1"),
         ({"exchange": 5}, "PyCapsule_GetPointer"),
     ],
-    ids=["params", "addresses", "negative", "device_type", "exchange"],
+    ids=["params", "addresses", "negative", "mask", "extras", "device_type", "exchange"],
 )
 def test_a_launcher_of_nonsense_is_not_made(
     changes: dict[str, Any], message: str, module: ModuleType
@@ -232,7 +224,7 @@ def test_options_that_may_change_are_never_known(device: str) -> None:
         pass
 
     results = [attention(*qkv(device), scale=Scale(0.5)) for _ in range(3)]
-    assert calls._compiled is None
+    assert call_table.table is None
     assert torch.equal(attention(*qkv(device), scale=0.5), results[2])
 
 
@@ -250,10 +242,10 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 def test_it_can_be_left_out() -> None:
     code = (
         "import torch, sdpa_cutlass\n"
-        "from sdpa_cutlass import calls, launcher\n"
+        "from sdpa_cutlass import call_table, launcher\n"
         "q = torch.ones(1, 1, 4, 64).half()\n"
         "for _ in range(3): sdpa_cutlass.attention(q, q, q)\n"
-        "print(launcher.is_used(), calls._compiled)"
+        "print(launcher.is_used(), call_table.table)"
     )
     assert run_python(code, SDPA_CUTLASS_LAUNCHER="off").stdout == "False None\n"
     assert run_python(code, SDPA_CUTLASS_LAUNCHER="").stdout.startswith("True <")
@@ -287,7 +279,7 @@ def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
     with monkeypatch.context() as without_stable_abi:
         without_stable_abi.setattr(importlib.machinery, "EXTENSION_SUFFIXES", [".so"])
         assert launcher.module.__wrapped__() is None
-    for name, other in (("__version__", "0.0.7"), ("_INTERFACE", 2)):
+    for name, other in (("__version__", "0.0.7"), ("_INTERFACE", 1)):
         with monkeypatch.context() as another_package:
             another_package.setattr(launcher, name, other)
             assert launcher.module.__wrapped__() is None
@@ -311,7 +303,7 @@ def test_torch_without_the_exchange_takes_the_way_through_python(
 ) -> None:
     monkeypatch.setattr(launcher, "exchange", lambda: None)
     results = [attention(*qkv(device)) for _ in range(3)]
-    assert calls._compiled is None
+    assert call_table.table is None
     assert torch.equal(results[0], results[2])
     tensors = qkv(device)
     with pytest.raises(ArgumentError, match="overlaps"):

@@ -90,13 +90,16 @@ def test_lengths_with_a_mask_and_grouped_heads(device: str) -> None:
     expect_close(out, torchs_attention(q, k, v, attn_mask=visible, enable_gqa=True))
 
 
+@pytest.mark.usefixtures("_call_path")
 def test_a_known_signature_reads_the_new_lengths(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setattr(calls, "_general", {})
     q, k, v = padded(device)
     first, second = int32(LENGTHS_K, device), int32(LENGTHS_K[::-1], device)
     expected = attention(q.flip(0), k.flip(0), v.flip(0), seqlens_k=first).flip(0)
     monkeypatch.setattr(planning, "choose", None)  # planning again would fail
+    backwards = attention(q, k, v, seqlens_k=first)
     assert torch.equal(attention(q, k, v, seqlens_k=second), expected)
+    assert torch.equal(attention(q, k, v, seqlens_k=first), backwards)
+    assert not torch.equal(backwards, expected)
     assert len(calls._general) == 1
 
 
@@ -198,15 +201,16 @@ def test_empty_packed_batches(
     assert (filled[:-1] == (7 if bounds[0] == 0 else 0)).all()
 
 
+@pytest.mark.usefixtures("_call_path")
 def test_a_known_packed_signature_reads_the_new_lengths(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setattr(varlen, "_packed", {})
     q, k, v = packed(device)
     cu_seqlens = [starts(lengths, device) for lengths in (LENGTHS_Q, LENGTHS_K)]
     backwards = [starts(lengths[::-1], device) for lengths in (LENGTHS_Q, LENGTHS_K)]
     expected = attention_varlen(q, k, v, *backwards, ROWS, KEYS)
-    attention_varlen(q, k, v, *cu_seqlens, ROWS, KEYS)
+    forwards = attention_varlen(q, k, v, *cu_seqlens, ROWS, KEYS)
     monkeypatch.setattr(planning, "choose", None)  # planning again would fail
     assert torch.equal(attention_varlen(q, k, v, *backwards, ROWS, KEYS), expected)
+    assert torch.equal(attention_varlen(q, k, v, *cu_seqlens, ROWS, KEYS), forwards)
     assert len(varlen._packed) == 1
 
 
