@@ -1,6 +1,7 @@
 """Puts one defect after the other into the headers and shows which checks find it.
 
 python -m tests.mutation                     # all of them; exit status 1 when one is not caught
+python -m tests.mutation --every-check       # and which other checks find each; takes longer
 python -m tests.mutation --list
 python -m tests.mutation --only 'mask_*' --only no_rescale
 python -m tests.mutation --shard 1/4 --json mutants.json
@@ -37,6 +38,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="GLOB", help="mutants by name; may be repeated")
     parser.add_argument("--shard", type=_shard, metavar="I/N", help="every N-th mutant, from the I-th on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--every-check",
+        action="store_true",
+        help="go on when the check that has to find a mutant has found it",
+    )
     parser.add_argument("--lines", action="store_true", help="name the source lines of races; a third slower")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time (all cores)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="build in DIR instead of a temporary folder")
@@ -75,11 +81,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sdpa-mutation-") as temporary:
         folder = arguments.work or Path(temporary)
         try:
-            results = run_mutants(mutants, folder.resolve(), arguments.jobs, done, lines=arguments.lines)
+            results = run_mutants(
+                mutants,
+                folder.resolve(),
+                arguments.jobs,
+                done,
+                every_check=arguments.every_check,
+                lines=arguments.lines,
+            )
         except RuntimeError as error:
             console.print(f"[red]error:[/] {error}")
             return 1
-    console.print(results_table(results), checks_table(results))
+    console.print(results_table(results, every_check=arguments.every_check))
+    if arguments.every_check:
+        console.print(checks_table(results))
     if arguments.json:
         report = {"mutants": [result.as_json() for result in results]}
         partial = arguments.json.with_suffix(".partial")

@@ -6,9 +6,13 @@ compiled once, CuTe's headers too. No CMake: a mutant costs one or two calls of 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -61,10 +65,13 @@ class Workshop:
         )
         cute = folder / _CUTE
         cute.write_text("".join(f"#include <{header}>\n" for header in _CUTE_HEADERS), encoding="utf-8")
+        steps: list[Callable[[], None]] = []
         for observed in (False, True):
             compiled = folder / f"{_CUTE}.gch" / ("observed" if observed else "plain")
             compiled.parent.mkdir(exist_ok=True)
-            _compile(cute, compiled, INCLUDE, folder, observed=observed, language="c++-header")
+            steps.append(
+                partial(_compile, cute, compiled, INCLUDE, folder, observed=observed, language="c++-header")
+            )
         common: dict[tuple[bool, bool], tuple[Path, ...]] = {}
         for observed, lines in product((False, True), repeat=2):
             place = folder / f"common{'-observed' * observed}{'-lines' * lines}"
@@ -72,7 +79,12 @@ class Workshop:
             targets = tuple(place / f"{name}.o" for name in ("c_api.cpp", "backend_host.cpp"))
             common[observed, lines] = targets
             for target in targets:
-                _compile(_SOURCES / target.stem, target, INCLUDE, folder, observed=observed, lines=lines)
+                source = _SOURCES / target.stem
+                steps.append(
+                    partial(_compile, source, target, INCLUDE, folder, observed=observed, lines=lines)
+                )
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda step: step(), steps))
         return Workshop(folder=folder, common=common)
 
     def library(
@@ -91,12 +103,20 @@ class Workshop:
             text = header.read_text(encoding="utf-8")
             header.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         if kernels is Kernels.ENGINE:
-            return _engine_program(place, observed=observed)
+            return _engine_program(place, self.folder / _CUTE, observed=observed)
         generated = self.folder / "generated" / kernels.name
         objects = list(self.common[observed, lines])
         for unit in (*sorted((generated / "units").glob("*.cu")), generated / "registry.cpp"):
             objects.append(place / f"{unit.name}.o")
-            _compile(unit, objects[-1], place / "include", self.folder, observed=observed, lines=lines)
+            _compile(
+                unit,
+                objects[-1],
+                place / "include",
+                self.folder,
+                observed=observed,
+                lines=lines,
+                precompiled=self.folder / _CUTE if unit.suffix == ".cu" else None,
+            )
         library = place / Target.HOST.file_name
         exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"
         _run([compiler(), "-shared", "-pthread", exports, *map(str, objects), "-o", str(library)])
@@ -116,8 +136,8 @@ def _compile(
     observed: bool,
     lines: bool = False,
     language: str = "c++",
+    precompiled: Path | None = None,
 ) -> None:
-    precompiled = ("-include", str(folder / _CUTE)) if source.suffix == ".cu" else ()
     flags = [
         *_FLAGS,
         *_RARE_COLLECTION,
@@ -127,7 +147,7 @@ def _compile(
         f"-I{include}",
         f"-I{folder}",
         *include_flags(),
-        *precompiled,
+        *(("-include", str(precompiled)) if precompiled else ()),
     ]
     _run([compiler(), *flags, "-x", language, "-c", str(source), "-o", str(target)])
 
@@ -137,12 +157,13 @@ _NOT_OF_THE_ENGINE = {"host_policy_test.cpp"}
 _RACING = {"memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"}
 
 
-def _engine_program(place: Path, *, observed: bool) -> Path:
+def _engine_program(place: Path, precompiled: Path, *, observed: bool) -> Path:
     left_out = _NOT_OF_THE_ENGINE | (_RACING if observed else set())
     sources = [path for path in sorted(SIMT_TESTS.glob("*_test.cpp")) if path.name not in left_out]
     unit, program = place / "simt_test.cpp", place / "simt_test"
     unit.write_text(_one_unit(SIMT_TESTS / "main.cpp", sources), encoding="utf-8")
-    _compile(unit, unit.with_suffix(".o"), place / "include", SIMT_TESTS, observed=observed)
+    include = place / "include"
+    _compile(unit, unit.with_suffix(".o"), include, SIMT_TESTS, observed=observed, precompiled=precompiled)
     _run([compiler(), "-pthread", str(unit.with_suffix(".o")), "-o", str(program)])
     return program
 

@@ -102,8 +102,11 @@ def check_of(kind: str, message: str) -> Check:
     return Check.IDENTITIES
 
 
-def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
-    """Runs the tests, or some of them on observed kernels. Raises RuntimeError when pytest fails to work."""
+def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | None = None) -> Outcome:
+    """Runs the tests, or some of them on observed kernels, until `stop_at` has found something.
+
+    Raises RuntimeError when pytest fails to work.
+    """
     if kernels is Kernels.ENGINE:
         return _probe_engine(library)
     record = library.with_suffix(".jsonl")
@@ -111,6 +114,8 @@ def probe(library: Path, kernels: Kernels, *, observed: bool) -> Outcome:
     tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
     arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
+    if stop_at is not None:
+        arguments.append(f"--stop-at={stop_at.value}")
     if observed:
         arguments += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
     elif kernels is Kernels.SPLIT:

@@ -76,10 +76,13 @@ def check_baselines(workshop: Workshop, needed: Iterable[tuple[Kernels, bool]], 
         list(pool.map(run, *zip(*needed, strict=True)))
 
 
-def run_mutant(workshop: Workshop, mutant: Mutant, *, lines: bool = False) -> Result:
+def run_mutant(
+    workshop: Workshop, mutant: Mutant, *, every_check: bool = False, lines: bool = False
+) -> Result:
     """Never raises for what the defect does; RuntimeError when pytest cannot run.
 
-    With `lines`, messages about races name source lines, which takes longer to compile.
+    Tests end when the check that has to find the defect has found it, or, with `every_check`, when all have
+    run. With `lines`, messages about races name source lines, which takes longer to compile.
     """
     started = time.monotonic()
     failures: dict[Check, list[Failure]] = {}
@@ -88,7 +91,9 @@ def run_mutant(workshop: Workshop, mutant: Mutant, *, lines: bool = False) -> Re
         return Result(mutant=mutant, verdict=Verdict.STALE, failures={}, note=note, seconds=0.0)
     try:
         library = workshop.library(mutant.kernels, mutant, observed=mutant.observed, lines=lines)
-        failures = probe(library, mutant.kernels, observed=mutant.observed).by_check()
+        stop_at = None if every_check else mutant.by
+        outcome = probe(library, mutant.kernels, observed=mutant.observed, stop_at=stop_at)
+        failures = outcome.by_check()
         workshop.discard(library)
     except BuildError as error:
         lines = [line for line in str(error).splitlines() if "error" in line]
@@ -111,6 +116,7 @@ def run_mutants(
     jobs: int,
     done: Callable[[Result], None],
     *,
+    every_check: bool = False,
     lines: bool = False,
 ) -> list[Result]:
     """The results in the order of `mutants`; `done` hears of each as it comes. Raises BaselineError."""
@@ -120,7 +126,7 @@ def run_mutants(
         check_baselines(workshop, needed, jobs)
 
     def run(mutant: Mutant) -> Result:
-        result = run_mutant(workshop, mutant, lines=lines)
+        result = run_mutant(workshop, mutant, every_check=every_check, lines=lines)
         done(result)
         return result
 

@@ -29,21 +29,22 @@ def list_table(mutants: Sequence[Mutant]) -> Table:
     return table
 
 
-def results_table(results: Sequence[Result]) -> Table:
+def results_table(results: Sequence[Result], *, every_check: bool) -> Table:
     """A row a mutant: the checks that found it, with their numbers of failed tests."""
     table = Table(title="Defects and the checks that find them (failed tests)")
     for column in ("mutant", "verdict", "found by", "for example"):
         table.add_column(column, overflow="fold")
     for result in results:
         found = [f"{check.value} ({len(failures)})" for check, failures in result.failures.items()]
-        only = f"[bold]only[/] {found[0]}" if len(found) == 1 else ", ".join(found)
+        is_only = every_check and len(found) == 1
+        shown = f"[bold]only[/] {found[0]}" if is_only else ", ".join(found)
         style = _STYLES[result.verdict]
         first = result.failures.get(result.mutant.by) or next(iter(result.failures.values()), None)
         example = first[0].test if first else result.note
         verdict = f"[{style}]{result.verdict.value}[/]"
         if result.verdict is Verdict.OTHERWISE:
             verdict += f": {result.note}"
-        table.add_row(result.mutant.name, verdict, only, example.replace("[", r"\["))
+        table.add_row(result.mutant.name, verdict, shown, example.replace("[", r"\["))
     return table
 
 
