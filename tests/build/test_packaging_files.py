@@ -1,4 +1,4 @@
-"""The lock files and the package's settings: pinned, hashed, and free of addresses."""
+"""Lock files and settings: pinned, hashed, and free of addresses; what CI builds in turns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from generator.space import build
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "requirements").glob("*.lock"))
@@ -38,3 +40,14 @@ def test_version_is_written_once() -> None:
         text = (REPOSITORY / name).read_text(encoding="utf-8")
         assert "sdpa_cutlass/__init__.py" in text
         assert not re.search(r"^version *=|VERSION \d", text.replace("VERSION 3.25", ""), re.MULTILINE)
+
+
+def test_every_kernel_has_its_turn_in_ci() -> None:
+    text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
+    turns = re.search(r"^turns=\((.+)\)$", text, re.MULTILINE)
+    assert turns
+    release = build("release")
+    built = [
+        config.name for glob in re.findall(r"'(.+?)'", turns[1]) for config in release.filtered(glob).kernels
+    ]
+    assert sorted(built) == [config.name for config in release.kernels]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from generator.config import parse
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import FAILED, OK, USAGE, main
 from sdpa_cutlass.cli.profiling import child, command, ncu, static
@@ -18,12 +20,13 @@ from sdpa_cutlass.machine_code import expected, kernels, tools
 from sdpa_cutlass.problem import Causal
 
 PLAIN = "fmha_fwd_sm89_d64_m64n64_s1_w4_f16"
+LIKE_PLAIN = tuple(product(("_d64", "_d128"), ("_f16", "_bf16")))
 
 
 @pytest.fixture(scope="module")
 def plain() -> str:
-    """PLAIN or the same for bf16, whichever the CUDA library holds; skips without one or a disassembler."""
-    names = (PLAIN, PLAIN.replace("_f16", "_bf16"))
+    """PLAIN or its like, whichever the CUDA library holds; skips without one or a disassembler."""
+    names = [PLAIN.replace("_d64", head_dim).replace("_f16", dtype) for head_dim, dtype in LIKE_PLAIN]
     try:
         held = [name for name in names if static.read(name).code]
     except (LibraryNotFoundError, tools.MachineCodeError) as error:
@@ -108,15 +111,17 @@ def test_one_kernel_in_detail(plain: str, tmp_path: Path, capsys: pytest.Capture
     assert len(shown.splitlines()) <= 40
     (kernel,) = json.loads(file.read_text())["kernels"]
     (main_loop,) = [loop for loop in kernel["loops"] if loop["is_main"]]
-    assert main_loop["mmas"] == main_loop["groups"]["HMMA"] == 64
-    assert main_loop["slots_per_mma"] == main_loop["slots"] / 64
+    mmas = parse(plain).head_dim  # a warp has 16 rows and 64 keys; an mma takes 16 x 8 x 16
+    assert main_loop["mmas"] == main_loop["groups"]["HMMA"] == mmas
+    assert main_loop["slots_per_mma"] == main_loop["slots"] / mmas
     assert main_loop["always"] < main_loop["slots"] == sum(main_loop["opcodes"].values())
-    assert main_loop["cycles"]["L4"]["tensor"] == 64 * 4096 / 256
+    assert main_loop["cycles"]["L4"]["tensor"] == mmas * 4096 / 256
     assert kernel["occupancy"]["sm_89"]["ctas"] >= 1
 
 
 def test_several_kernels_as_a_table(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "--static", "--kernel", "fmha_fwd_sm89_d64_*f16*"]) == OK
+    glob = f"fmha_fwd_sm89_d{parse(plain).head_dim}_*f16*"
+    assert main(["profile", "--static", "--kernel", glob]) == OK
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[0] for line in lines if line.startswith("fmha_fwd")]
     assert len(rows) > 1

@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"<!-- output: (?P<command>.+?) -->\n.*?<!-- end output -->"
 
 def refresh(text: str) -> str:
     """The text with every block made again. Raises RuntimeError when a command fails."""
-    return _BLOCK.sub(lambda match: _block(match["command"]), text)
+    return _BLOCK.sub(lambda match: block(match["command"]), text)
 
 
 def commands(text: str) -> list[str]:
@@ -33,7 +33,8 @@ def commands(text: str) -> list[str]:
     return [match["command"] for match in _BLOCK.finditer(text)]
 
 
-def _block(command: str) -> str:
+def block(command: str) -> str:
+    """A block as a document has it, made now. Raises RuntimeError when the command fails."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = main(shlex.split(command))
