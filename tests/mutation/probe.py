@@ -112,7 +112,7 @@ def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | N
     record = library.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
     tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
-    arguments = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    arguments = ["-q", "--tb=no", "-p", "no:cacheprovider"]
     arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
     if stop_at is not None:
         arguments.append(f"--stop-at={stop_at.value}")
@@ -161,6 +161,7 @@ def _run_pytest(arguments: list[str], library: Path, log: Path) -> None:
             os.dup2(file.fileno(), stream)
     os.chdir(ROOT)
     os.environ |= {Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them takes seconds
     os.environ.pop("PYTEST_ADDOPTS", None)
     torch.set_num_threads(1)  # torch has read its variable
     sys.exit(pytest.main(arguments))
