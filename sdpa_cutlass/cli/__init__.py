@@ -4,11 +4,10 @@
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
     profile    what a kernel's code is made of, and what bounds a launch
-    report     the documents' result tables and picture, from committed result files
     tune       measures which kernel is the fastest where, and writes this GPU's tuned table
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
-this library failed or was wrong or a document is stale, 2 wrong usage or something missing.
+this library failed or was wrong, 2 wrong usage or something missing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def make_parser() -> argparse.ArgumentParser:
     profiling.add_arguments(
         commands.add_parser("profile", help="what a kernel is made of and what bounds it")
     )
-    _add_report(commands.add_parser("report", help="result tables and pictures of the documents"))
     tuning.add_arguments(commands.add_parser("tune", help="measure which kernel is the fastest where"))
     return parser
 
@@ -101,19 +99,6 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="also list every kernel and what it occupies")
 
 
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Makes the result tables between the markers of README.md, and of docs/results.md beside it, from "
-        "result files as `compare --json` writes them. Without FILE, from the files that the markers name."
-    )
-    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help="a result file (.json)")
-    parser.add_argument(
-        "--readme", type=Path, default=Path("README.md"), metavar="FILE", help="default: %(default)s"
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw this picture (.png) and show it")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: sys.argv); returns the exit status."""
     options = make_parser().parse_args(argv)
@@ -130,10 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli.profiling import command as profile
 
             return profile.run(options)
-        if options.command == "report":
-            from sdpa_cutlass.cli import report
-
-            return report.run(options)
         if options.command == "tune":
             from sdpa_cutlass.cli.tuning import command
 

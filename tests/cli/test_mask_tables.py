@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass.cli import main, mask_tables, plots, results, tables
+from benchmarks.documents.__main__ import main
+from sdpa_cutlass.cli import mask_tables, plots, results, tables
 from sdpa_cutlass.cli.summary import compare
 from tests.cli import rows as made
 
@@ -116,23 +117,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_file_goes_where_its_suites_are_shown(folder: Path) -> None:
-    assert main(["report", "masks.json"]) == 0
+    assert main(["masks.json"]) == 0
     readme, long = (folder / "README.md").read_text(), (folder / "docs" / "results.md").read_text()
     assert readme.startswith("<!-- results: summary -->\n_No results yet")
     assert "<!-- results: masks_summary masks.json -->\n**f16** on NVIDIA H200" in readme
     assert SUMMARY in readme
     assert "<!-- results: masks ../masks.json -->\n## masks\n" in long
-    assert main(["report", "plain.json"]) == 0
+    assert main(["plain.json"]) == 0
     for text in ((folder / "README.md").read_text(), (folder / "docs" / "results.md").read_text()):
         assert text.count("No results yet") == 0
         assert text.count("plain.json -->") == text.count("masks.json -->") == 1
-    assert main(["report", "--check"]) == 0
-    assert main(["report", "plain.json", "masks.json", "--check"]) == 0
+    assert main(["--check"]) == 0
+    assert main(["plain.json", "masks.json", "--check"]) == 0
 
 
 def test_one_file_may_hold_both(folder: Path) -> None:
     results.save(made.results(made.mission() + grid()), folder / "both.json")
-    assert main(["report", "both.json"]) == 0
+    assert main(["both.json"]) == 0
     long = (folder / "docs" / "results.md").read_text()
     tables_block, masks_block = long.split("<!-- end results -->")[:2]
     assert ("**mission**" in tables_block, "**masks**" in tables_block) == (True, False)

@@ -1,4 +1,4 @@
-"""The `report` command: blocks are made from result files, again and again the same, and checked."""
+"""The blocks of documents are made from result files, again and again the same, and checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass.cli import main, results, short_tables, suites
+from benchmarks.documents import short_tables
+from benchmarks.documents.__main__ import main
+from sdpa_cutlass.cli import results, suites
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.summary import compare
 from tests.cli import rows as made
@@ -50,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(*arguments: str) -> int:
-    return main(["report", *arguments])
+    return main([*arguments])
 
 
 TABLE = """\
@@ -157,7 +159,7 @@ def test_stale_documents_are_found_and_made_again(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert report("--check") == 1
-    assert "stale; `python -m sdpa_cutlass report` makes it again" in capsys.readouterr().out
+    assert "stale; `python -m benchmarks.documents` makes it again" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert report() == 0
     assert report("--check") == 0

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sdpa_cutlass.cli import agreement, bench_plots, naive_tables, plots, short_tables, tables
+from benchmarks.documents import agreement, naive_tables, short_tables
+from sdpa_cutlass.cli import bench_plots, plots, tables
 from sdpa_cutlass.cli.results import PEERS, Results, Row
 from tests.cli import rows as made
 

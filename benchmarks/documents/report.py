@@ -1,4 +1,4 @@
-"""The `report` command: writes the documents' result tables and picture from committed result files.
+"""Writes the documents' result tables and pictures from committed result files.
 
 A document holds blocks between markers, each on a line of its own:
 
@@ -33,30 +33,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import agreement, goal_tables, naive_tables, short_tables
+from benchmarks.documents.naive_tables import NAIVE
 from sdpa_cutlass.cli import (
     FAILED,
     OK,
     CommandError,
-    agreement,
     bench_plots,
     decode_tables,
-    goal_tables,
     mask_tables,
-    naive_tables,
     plots,
     results,
-    short_tables,
     tables,
     wall_tables,
 )
-from sdpa_cutlass.cli.naive_tables import NAIVE
 from sdpa_cutlass.cli.results import ResultFormatError, Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import compare
 
 BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
 END = "<!-- end results -->"
-NO_RESULTS = "_No results yet: `python -m sdpa_cutlass report FILE.json` writes them here._"
+NO_RESULTS = "_No results yet: `python -m benchmarks.documents FILE.json` writes them here._"
 LONG_DOCUMENT = Path("docs", "results.md")  # beside the README
 IMAGES = "img"  # beside it: pictures that no marker names yet
 PICTURE_SUFFIX = ".png"
@@ -118,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         stale = [*(path for path in documents if new[path] != old[path]), *pictures]
         for path in stale:
-            print(f"{path}: stale; `python -m sdpa_cutlass report` makes it again")
+            print(f"{path}: stale; `python -m benchmarks.documents` makes it again")
         return FAILED if stale else OK
     for path, picture in pictures.items():
         _write(path, functools.partial(_draw, path, picture))
@@ -335,7 +332,7 @@ SECTIONS = {
 
 def _origin(files: Sequence[str]) -> str:
     links = ", ".join(f"[{Path(name).name}]({name})" for name in files)
-    return f"Made by `python -m sdpa_cutlass report` from {links}."
+    return f"Made by `python -m benchmarks.documents` from {links}."
 
 
 def _load(path: Path) -> Source:

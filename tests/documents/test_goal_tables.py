@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sdpa_cutlass.cli import goal_tables
+from benchmarks.documents import goal_tables
 from sdpa_cutlass.cli.results import Results, Row
 from tests.cli.rows import ENV, row
 
