@@ -21,19 +21,12 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _percent(text: str) -> float:
-    value = float(text.removesuffix("%"))
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError("must be 0 to 100 percent")
-    return value / 100
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `python -m sdpa_cutlass tune` takes."""
     parser.description = (
         "Measures the fused kernels over many problems, checks every result, and writes the table from which "
-        "this GPU's kernels are chosen from then on. Needs a GPU, but for --list, --check, --choose and "
-        "--model. Exit status: 0 done, 1 a kernel failed or a table is not valid, 2 wrong usage."
+        "this GPU's kernels are chosen from then on. Needs a GPU, but for --list and --check. "
+        "Exit status: 0 done, 1 a kernel failed or a table is not valid, 2 wrong usage."
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument(
@@ -74,31 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--journal", type=Path, metavar="FILE", help="raw measurements (default: <table>.journal.jsonl)"
     )
-    instead = parser.add_argument_group("instead of measuring").add_mutually_exclusive_group()
+    instead = parser.add_argument_group("instead of measuring")
     instead.add_argument(
         "--check", type=Path, nargs="+", metavar="TABLE", help="say whether tables are valid"
-    )
-    instead.add_argument(
-        "--choose",
-        type=Path,
-        nargs="+",
-        metavar="JOURNAL",
-        help="the smallest set of tiles that stays near the best everywhere",
-    )
-    instead.add_argument(
-        "--model", type=Path, nargs="+", metavar="JOURNAL", help="how well the cost model predicts"
-    )
-    choose = parser.add_argument_group("with --choose")
-    choose.add_argument(
-        "--within",
-        type=_percent,
-        default=0.03,
-        metavar="PERCENT",
-        help="how far from the best (default: 3 percent)",
-    )
-    choose.add_argument(
-        "--resources",
-        type=Path,
-        metavar="FILE",
-        help="the build's resource_usage.json, for what the choice costs (default: build/cuda/..., if there)",
     )

@@ -1,4 +1,4 @@
-"""The `tune` command: measures and writes; or checks tables, chooses tiles, judges the cost model."""
+"""The `tune` command: measures and writes a table, or checks tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdpa_cutlass._c_api import Library, library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import FAILED, OK, CommandError
 from sdpa_cutlass.cli.results import write_atomically
-from sdpa_cutlass.cli.tuning import choice, derive, journal, model, show
+from sdpa_cutlass.cli.tuning import derive, journal, show
 from sdpa_cutlass.device import DeviceInfo, check_can_serve, cuda_device
 from sdpa_cutlass.errors import SdpaError
 from sdpa_cutlass.registry import KernelInfo, read_kernels
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from sdpa_cutlass.cli.tuning.tasks import Task
 
-RESOURCES = Path("build/cuda/resource_usage.json")
 LEAST_WIDTH = 140
 
 
@@ -40,10 +39,6 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(width=max(LEAST_WIDTH, shutil.get_terminal_size().columns))
-    if options.choose:
-        return choose(options, console)
-    if options.model:
-        return judge(options.model, console)
     if options.list:
         _, native = _any_library()
         for task in _tasks(options, HeadDims(read_kernels(native))):
@@ -193,7 +188,7 @@ def _gpu(index: int) -> tuple[Library, DeviceInfo, torch.device]:
     if not torch.cuda.is_available():
         raise CommandError(
             "torch finds no GPU, and times on a CPU say nothing about one. "
-            "Without a GPU there are --list, --check, --choose and --model"
+            "Without a GPU there are --list and --check"
         )
     if not 0 <= index < torch.cuda.device_count():
         raise CommandError(f"--gpu {index}: torch finds {torch.cuda.device_count()} GPUs, numbered from 0")
@@ -253,51 +248,6 @@ def check(paths: Sequence[Path]) -> int:
             f"{table.date} with {same}, driver {table.driver}, torch {table.torch}"
         )
     return OK if is_good else FAILED
-
-
-def choose(options: argparse.Namespace, console: Console) -> int:
-    """Prints the smallest set of tiles for the journals' measurements, and what it costs."""
-    journals, found = _read(options.choose)
-    kernels = {name: kernel for item in journals for name, kernel in item.kernels.items()}
-    selection = choice.select(found, kernels, options.within)
-    lines = [show.head(journals, found), *choice.report(selection, found, options.within)]
-    path = options.resources or (RESOURCES if RESOURCES.is_file() else None)
-    if path is not None:
-        try:
-            resources = choice.read_resources(path)
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--resources {path}: {error}") from error
-        lines += ["", f"cost, from {path}:"]
-        lines.append(choice.cost_line("  chosen", choice.cost(selection.tiles, resources)))
-        lines.append(choice.cost_line("  all measured", choice.cost(selection.candidates, resources)))
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return OK
-
-
-def judge(paths: Sequence[Path], console: Console) -> int:
-    """Prints how well the cost model predicts the journals' measurements."""
-    journals, found = _read(paths)
-    kernels = {name: kernel for item in journals for name, kernel in item.kernels.items()}
-    console.print(show.head(journals, found), highlight=False, markup=False, soft_wrap=True)
-    show.qualities(model.by_groups(found, kernels, journals[0].device), console)
-    return OK
-
-
-def _read(paths: Sequence[Path]) -> tuple[list[journal.Journal], list[derive.Choice]]:
-    try:
-        journals = [journal.read(path) for path in paths]
-    except journal.JournalError as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        raise CommandError(f"cannot read {error.filename}: {error.strerror}") from error
-    reason = journal.same_sweep(journals)
-    if reason:
-        raise CommandError(f"journals of different GPUs: {reason}")
-    found = derive.choices(journals)
-    if not found:
-        raise CommandError("the journals hold no measurement of a right kernel")
-    return journals, found
 
 
 def _any_library() -> tuple[Target, Library]:

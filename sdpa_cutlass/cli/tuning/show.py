@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
-from sdpa_cutlass.cli.tuning.journal import Journal
-from sdpa_cutlass.cli.tuning.model import Quality
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,38 +68,3 @@ def time(microseconds: float) -> str:
     if microseconds >= 1000:
         return f"{microseconds / 1000:.3g} ms"
     return f"{microseconds:.3g} µs"
-
-
-def head(journals: Sequence[Journal], found: Sequence[Choice]) -> str:
-    """What was measured, in one line."""
-    device = journals[0].device
-    kernels = {name for choice in found for name, _ in choice.times}
-    dates = sorted({str(item.env.get("date"))[:10] for item in journals})
-    return (
-        f"{device.name}, {device.sms} SMs, {' and '.join(dates)}: {len(found)} buckets, "
-        f"{len(kernels)} kernels, {sum(len(choice.times) for choice in found)} times"
-    )
-
-
-def qualities(rows: Sequence[Quality], console: Console) -> None:
-    """The cost model's quality: one row for all buckets, then one per group."""
-    from rich.table import Table
-
-    view = Table()
-    view.add_column("buckets")
-    for column in ("count", "hits", "regret, mean", "worst", "ρ, mean", "least", "scale"):
-        view.add_column(column, justify="right")
-    view.add_column("where the regret is worst")
-    for row in rows:
-        view.add_row(
-            row.what,
-            str(row.buckets),
-            str(row.hits),
-            f"{row.mean_regret - 1:.2%}",
-            f"{row.worst_regret - 1:.1%}",
-            "–" if row.mean_rho is None else f"{row.mean_rho:.2f}",
-            "–" if row.least_rho is None else f"{row.least_rho:.2f}",
-            f"{row.scale:.2f}",
-            row.worst if row.worst_regret > 1 else "–",
-        )
-    console.print(view)

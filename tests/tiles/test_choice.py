@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tiles import choice, cover, model
+from benchmarks.tiles.__main__ import main
 from generator.config import Tile as GeneratorTile
 from generator.config import parse
 from sdpa_cutlass import KernelInfo
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
-from sdpa_cutlass.cli import main
-from sdpa_cutlass.cli.tuning import choice, cover, derive, model, sweep
+from sdpa_cutlass.cli.tuning import derive, sweep
 from sdpa_cutlass.cli.tuning.journal import Journal, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
 from sdpa_cutlass.cost_model import estimate
@@ -151,7 +152,7 @@ def test_the_choice_is_printed_with_its_cost(tmp_path: Path, capsys: pytest.Capt
         {"unit": u, "seconds": 50.0, "object_bytes": 2**20, "kernels": [{}, {}]} for u in sorted(units)
     ]
     resources.write_text(json.dumps({"units": entries[1:]}))
-    arguments = ["tune", "--choose", str(tmp_path / "journal.jsonl"), "--resources", str(resources)]
+    arguments = ["choose", str(tmp_path / "journal.jsonl"), "--resources", str(resources)]
     assert main([*arguments, "--within", "5%"]) == 0
     output = capsys.readouterr().out
     total = len({choice.tile_of(kernel).key for kernel in found.kernels.values()})
@@ -191,11 +192,11 @@ def test_journals_of_different_gpus_are_not_mixed(tmp_path: Path, capsys: pytest
     swept(tmp_path, d64_tasks())
     device = dataclasses.replace(HOST, sms=60)
     Writer(tmp_path / "other", fresh_journal(device=device), is_new=True).close()
-    for command in ("--choose", "--model"):
-        assert main(["tune", command, str(tmp_path / "journal.jsonl"), str(tmp_path / "other")]) == 2
+    for command in ("choose", "model"):
+        assert main([command, str(tmp_path / "journal.jsonl"), str(tmp_path / "other")]) == 2
         assert "one is of host (modelled as NVIDIA L4) with 58 SMs" in capsys.readouterr().err
-        assert main(["tune", command, str(tmp_path / "nothing")]) == 2
-        assert main(["tune", command, str(tmp_path / "other")]) == 2
+        assert main([command, str(tmp_path / "nothing")]) == 2
+        assert main([command, str(tmp_path / "other")]) == 2
         assert "no measurement of a right kernel" in capsys.readouterr().err
 
 
@@ -263,7 +264,7 @@ def test_what_the_model_gets_wrong_is_its_regret(tmp_path: Path) -> None:
 
 def test_the_models_quality_is_printed_by_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = swept(tmp_path, host_tasks("host", "host_masks"))
-    assert main(["tune", "--model", str(tmp_path / "journal.jsonl")]) == 0
+    assert main(["model", str(tmp_path / "journal.jsonl")]) == 0
     output = capsys.readouterr().out
     assert "host (modelled as NVIDIA L4), 58 SMs, 2026-11-21" in output
     for group in ("all", "head_dim  64", "plain, causal", "dropout", "regret, mean"):

@@ -1,4 +1,4 @@
-"""`tune --choose`: from the measurements of a sweep, the tiles that should ship.
+"""From the measurements of a sweep, the tiles that should ship.
 
 What ships is decided by tile, not by kernel: all kernels of one tile share a unit, whose compile time hardly
 grows with their number, and generator/space.py lists tiles. So the candidates of the set cover are tiles,
@@ -6,8 +6,7 @@ apart as plain and as general ones; a tile covers the buckets at which one of it
 of the sweep's best. The fewest that cover every bucket are chosen, and among equally many those with the
 least mean loss (cover.py).
 
-It is here and not in the generator because it reads journals and needs neither the rules nor the templates;
-its output is written in the form of generator/space.py's tables, for a person to put there.
+The output has the form of generator/space.py's tables, for a person to put there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdpa_cutlass.cli.tuning.cover import improved, smallest_cover
+from benchmarks.tiles.cover import improved, smallest_cover
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
 from sdpa_cutlass.registry import KernelInfo
 

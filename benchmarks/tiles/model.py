@@ -1,4 +1,4 @@
-"""`tune --model`: how well the cost model predicts what was measured.
+"""How well the cost model predicts what was measured.
 
     regret            time of the model's choice over that of the fastest kernel, per bucket; 1 is perfect
     rank correlation  Spearman's ρ between predicted and measured times of a bucket's kernels; 1 is perfect.

@@ -1,0 +1,7 @@
+"""Which tiles should ship, and how well the cost model predicts: both from the journals of `tune`.
+
+python -m benchmarks.tiles     (see __main__.py)
+
+choice.py  cover.py     the smallest set of tiles that stays near the best everywhere
+model.py                regret, rank correlation and scale of the cost model
+"""
