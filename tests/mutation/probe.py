@@ -27,6 +27,7 @@ _PLAIN = (
     "test_hidden_keys.py",
     "test_operand_strides.py",
     "test_growing_scores.py",
+    "test_sharp_rows.py",
     "test_bank_conflicts.py",
 )
 _GENERAL = (
@@ -35,6 +36,7 @@ _GENERAL = (
     "test_lengths.py",
     "test_guard_pages.py",
     "test_bank_conflicts.py",
+    "test_sharp_rows.py",
 )
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
@@ -45,6 +47,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_general.py",
         "test_guard_pages.py",
         "test_bank_conflicts.py",
+        "test_sharp_rows.py",
     ),
 }
 # Split kernels take seconds for some of their tests: one layout, some of the row counts and, for the slowest,

@@ -6,6 +6,12 @@
 // warp exceeds it by more than kSlack (Dao's FlashAttention-4 does the same), and then O and row_sum are rescaled by
 // exp2(old - new). Until then P may reach 2^kSlack, which fp16 and bf16 hold with full precision; the final division
 // by row_sum makes the result exact whatever the reference. So the common block needs no shuffle and no rescale.
+//
+// The product in P is not rounded, that in row_max is: they differ by up to half a unit in the last place of row_max.
+// Above kSharp that would show in the output, since the weight of a row's largest score would not be 1, and far above
+// it P would overflow. A warp with such a reference is sharp: its products are rounded, too, before row_max is taken
+// away.
+//
 // One thread holds kRows rows of scores, each shared with the three other lanes of its quad; row_sum stays a lane's
 // own part until `finish`.
 #pragma once
@@ -38,12 +44,15 @@ struct Softmax {
   // Below every finite score, so that a row without keys keeps P = exp2(-inf - kNoKey) = 0 and not NaN.
   static constexpr float kNoKey = -1.7e38f;
   static constexpr float kSlack = 8.f;
-  static constexpr float kHuge = 16777216.f;  // 2^24
-  static constexpr float kLargest = 1e38f;    // times log2(e), above kNoKey
+  // Up to here a residue of half a unit in the last place moves P by less than a quarter of fp16's unit.
+  static constexpr float kSharp = 4096.f;
+  static constexpr float kLargest = 1.4426950e38f;  // 1e38 in log2 units: scores beyond count as this
+  static constexpr float kLow = -1e37f;             // a bias below it may overflow in log2 units
   static constexpr float kLn2 = 0.6931471805599453f;
 
   float row_max[kRows];  // log2 units
   float row_sum[kRows];
+  bool is_sharp = false;  // of the warp: some |row_max| is above kSharp
 
   SDPA_DEVICE Softmax() {
     CUTE_UNROLL
@@ -54,34 +63,35 @@ struct Softmax {
   }
 
   // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved. With kHasBias, S may
-  // hold the largest floats there are: see `to_log2`.
+  // hold the least float there is, a common way to write "not seen", as the only score of a row.
   template <bool kHasBias, class Scores, class Out>
   SDPA_DEVICE void update(Scores &scores, Out &out, float softmax_scale_log2) {
     float block_max[kRows];  // of this lane's columns
-    bool is_huge = false;
+    bool moves = is_sharp;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       block_max[i] = scores(i, 0);
       CUTE_UNROLL
       for (int j = 1; j < size<1>(scores); ++j) block_max[i] = fmaxf(block_max[i], scores(i, j));
-      is_huge |= fabsf(block_max[i]) > kHuge && fabsf(block_max[i]) != INFINITY;
+      moves |= block_max[i] * softmax_scale_log2 > row_max[i] + kSlack;
+      if constexpr (kHasBias) moves |= block_max[i] < kLow && block_max[i] != -INFINITY;
     }
-    if (kHasBias && Arch::any(is_huge)) {
-      to_log2(scores, block_max, softmax_scale_log2);
-      softmax_scale_log2 = 1.f;
+    if (Arch::any(moves)) {
+      move_reference(block_max, out, softmax_scale_log2);
+      if (is_sharp) {
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          CUTE_UNROLL
+          for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = to_log2(scores(i, j), softmax_scale_log2);
+        }
+        softmax_scale_log2 = 1.f;
+      }
     }
-    bool exceeds = false;
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      block_max[i] *= softmax_scale_log2;
-      exceeds |= block_max[i] > row_max[i] + kSlack;
-    }
-    if (Arch::any(exceeds)) move_reference(block_max, out);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = Arch::exp2(scores(i, j) * softmax_scale_log2 - row_max[i]);
+        scores(i, j) = Arch::exp2(fmaf(scores(i, j), softmax_scale_log2, -row_max[i]));
         row_sum[i] += scores(i, j);
       }
     }
@@ -103,36 +113,27 @@ struct Softmax {
   SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + Arch::log2(sum)) * kLn2; }
 
  private:
-  // Large negative biases, -1e9 or the least finite number, are a common way to write "not seen". For a row that has no
-  // other keys, the exact product in `scale_log2 · S - row_max` and the rounded one in row_max would differ by more than
-  // an exponent holds, and the least numbers overflow in log2 units. So such blocks are brought to log2 units first,
-  // rounded alike and cut to what does not overflow. Rows that also have other keys are not changed by that; infinities
-  // stay what they are.
-  template <class Scores>
-  SDPA_DEVICE static void to_log2(Scores &scores, float (&block_max)[kRows], float softmax_scale_log2) {
-    auto const convert = [&](float &x) SDPA_INLINE_LAMBDA {
-      if (fabsf(x) != INFINITY) x = fmaxf(fminf(x, kLargest), -kLargest) * softmax_scale_log2;
-    };
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      convert(block_max[i]);
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) convert(scores(i, j));
-    }
+  // A score in log2 units, rounded and cut to what no later step makes infinite; infinities stay what they are.
+  SDPA_DEVICE static float to_log2(float score, float softmax_scale_log2) {
+    return fabsf(score) == INFINITY ? score : fmaxf(fminf(score * softmax_scale_log2, kLargest), -kLargest);
   }
 
   template <class Out>
-  SDPA_DEVICE void move_reference(float const (&block_max)[kRows], Out &out) {
+  SDPA_DEVICE void move_reference(float const (&block_max)[kRows], Out &out, float softmax_scale_log2) {
+    bool is_large = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float max = fmaxf(block_max[i], Arch::shfl_xor(block_max[i], 2));
+      float max = to_log2(block_max[i], softmax_scale_log2);
+      max = fmaxf(max, Arch::shfl_xor(max, 2));
       max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
       float const scores_scale = Arch::exp2(row_max[i] - max);
       row_max[i] = max;
       row_sum[i] *= scores_scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
+      is_large |= fabsf(max) > kSharp && max != kNoKey;
     }
+    is_sharp = Arch::any(is_large);
   }
 };
 
