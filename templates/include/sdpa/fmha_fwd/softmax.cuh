@@ -46,15 +46,18 @@ struct Softmax {
   static constexpr float kSlack = 8.f;
   // Up to here a residue of half a unit in the last place moves P by less than a quarter of fp16's unit.
   static constexpr float kSharp = 4096.f;
-  static constexpr float kLargest = 1.4426950e38f;  // 1e38 in log2 units: scores beyond count as this
+  static constexpr float kLargest = 1.4426950e38f;  // 1e38 in log2 units: larger scores with a bias count as this
   static constexpr float kLow = -1e37f;             // a bias below it may overflow in log2 units
   static constexpr float kLn2 = 0.6931471805599453f;
 
   float row_max[kRows];  // log2 units
   float row_sum[kRows];
-  bool is_sharp = false;  // of the warp: some |row_max| is above kSharp
 
-  SDPA_DEVICE Softmax() {
+  // Of the warp. While it is sharp, every block takes the branch that moves references, and leaves it in log2 units.
+  float slack = kSlack;
+  float score_scale;
+
+  SDPA_DEVICE explicit Softmax(float softmax_scale_log2) : score_scale(softmax_scale_log2) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       row_max[i] = kNoKey;
@@ -67,31 +70,32 @@ struct Softmax {
   template <bool kHasBias, class Scores, class Out>
   SDPA_DEVICE void update(Scores &scores, Out &out, float softmax_scale_log2) {
     float block_max[kRows];  // of this lane's columns
-    bool moves = is_sharp;
+    bool moves = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       block_max[i] = scores(i, 0);
       CUTE_UNROLL
       for (int j = 1; j < size<1>(scores); ++j) block_max[i] = fmaxf(block_max[i], scores(i, j));
-      moves |= block_max[i] * softmax_scale_log2 > row_max[i] + kSlack;
+      moves |= block_max[i] * softmax_scale_log2 > row_max[i] + slack;
       if constexpr (kHasBias) moves |= block_max[i] < kLow && block_max[i] != -INFINITY;
     }
     if (Arch::any(moves)) {
-      move_reference(block_max, out, softmax_scale_log2);
+      bool const is_sharp = move_reference<kHasBias>(block_max, out, softmax_scale_log2);
+      slack = is_sharp ? -INFINITY : kSlack;
+      score_scale = is_sharp ? 1.f : softmax_scale_log2;
       if (is_sharp) {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
           CUTE_UNROLL
-          for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = to_log2(scores(i, j), softmax_scale_log2);
+          for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = to_log2<kHasBias>(scores(i, j), softmax_scale_log2);
         }
-        softmax_scale_log2 = 1.f;
       }
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = Arch::exp2(fmaf(scores(i, j), softmax_scale_log2, -row_max[i]));
+        scores(i, j) = Arch::exp2(fmaf(scores(i, j), score_scale, -row_max[i]));
         row_sum[i] += scores(i, j);
       }
     }
@@ -113,17 +117,21 @@ struct Softmax {
   SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + Arch::log2(sum)) * kLn2; }
 
  private:
-  // A score in log2 units, rounded and cut to what no later step makes infinite; infinities stay what they are.
+  // A score in log2 units, rounded. The least float as a bias would be infinite in them; infinities stay what they are.
+  template <bool kHasBias>
   SDPA_DEVICE static float to_log2(float score, float softmax_scale_log2) {
-    return fabsf(score) == INFINITY ? score : fmaxf(fminf(score * softmax_scale_log2, kLargest), -kLargest);
+    float const product = score * softmax_scale_log2;
+    if (!kHasBias || fabsf(score) == INFINITY) return product;
+    return fmaxf(fminf(product, kLargest), -kLargest);
   }
 
-  template <class Out>
-  SDPA_DEVICE void move_reference(float const (&block_max)[kRows], Out &out, float softmax_scale_log2) {
+  // True in all lanes when the warp is sharp then.
+  template <bool kHasBias, class Out>
+  SDPA_DEVICE bool move_reference(float const (&block_max)[kRows], Out &out, float softmax_scale_log2) {
     bool is_large = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float max = to_log2(block_max[i], softmax_scale_log2);
+      float max = to_log2<kHasBias>(block_max[i], softmax_scale_log2);
       max = fmaxf(max, Arch::shfl_xor(max, 2));
       max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
       float const scores_scale = Arch::exp2(row_max[i] - max);
@@ -133,7 +141,7 @@ struct Softmax {
       for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
       is_large |= fabsf(max) > kSharp && max != kNoKey;
     }
-    is_sharp = Arch::any(is_large);
+    return Arch::any(is_large);
   }
 };
 
