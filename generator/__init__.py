@@ -1,5 +1,6 @@
 """Decides which kernels exist and writes the C++ units that instantiate them: `python -m generator`.
 
-`space.py` says what to build, `rules.py` what is legal, `config.py` what follows from a choice, `render.py`
-how it reads as C++ and `writer.py` how it reaches the disk. Nothing here knows how attention is computed.
+`families/F` says what the kernels of a family are (`config.py`), which are legal (`rules.py`) and which are
+built (`tiles.py`, the file to edit). `core` makes names, spaces and text of that, and names no family.
+Nothing here knows how attention is computed.
 """

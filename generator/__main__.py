@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from generator import rules, space
-from generator.config import Family, InvalidNameError, KernelConfig, parse
+from generator.core.kernel import Kernel
+from generator.core.space import SPACES, IllegalTileError, Space
+from generator.core.tags import InvalidNameError
+from generator.families import FAMILIES
 
 EXIT_STALE = 1
 EXIT_USAGE = 2
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.list or arguments.rejected:
             return _list(chosen, rejected=arguments.rejected)
         return _generate(chosen, Path(arguments.out), check=arguments.check)
-    except (RequestError, InvalidNameError, space.IllegalTileError) as error:
+    except (RequestError, InvalidNameError, IllegalTileError) as error:
         print(f"generator: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # `--list | head`
@@ -42,13 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m generator",
-        description="Writes the C++ units that instantiate attention kernels. generator/space.py says which.",
+        description="Writes the C++ units that instantiate attention kernels. generator/families says which.",
         epilog="exit codes: 0 done, 1 --check found the folder stale, 2 wrong usage",
     )
     parser.add_argument("--out", metavar="DIR", default="build/generated", help="default: %(default)s")
-    parser.add_argument(
-        "--space", metavar="|".join(space.SPACES), default="release", help="default: %(default)s"
-    )
+    parser.add_argument("--space", metavar="|".join(SPACES), default="release", help="default: %(default)s")
     parser.add_argument(
         "--filter", metavar="GLOB", help="only the kernels whose names match, e.g. '*_d64_*_f16'"
     )
@@ -64,10 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _space(name: str, glob: str | None) -> space.Space:
-    if name not in space.SPACES:
-        raise RequestError(f"unknown space {name!r}; there are {', '.join(space.SPACES)}")
-    chosen = space.build(name)
+def _space(name: str, glob: str | None) -> Space:
+    if name not in SPACES:
+        raise RequestError(f"unknown space {name!r}; there are {', '.join(SPACES)}")
+    chosen = FAMILIES.build(name)
     if glob is None:
         return chosen
     chosen = chosen.filtered(glob)
@@ -76,7 +76,7 @@ def _space(name: str, glob: str | None) -> space.Space:
     return chosen
 
 
-def _list(chosen: space.Space, *, rejected: bool) -> int:
+def _list(chosen: Space, *, rejected: bool) -> int:
     if rejected:
         lines = [f"{entry.config.name}: {entry.reason}" for entry in chosen.rejected]
     else:
@@ -86,8 +86,8 @@ def _list(chosen: space.Space, *, rejected: bool) -> int:
     return 0
 
 
-def _generate(chosen: space.Space, out: Path, *, check: bool) -> int:
-    from generator import render, writer  # Jinja is the only thing here that takes time to import
+def _generate(chosen: Space, out: Path, *, check: bool) -> int:
+    from generator.core import render, writer  # Jinja is the only thing here that takes time to import
 
     if not chosen.kernels:
         raise RequestError(
@@ -114,27 +114,23 @@ def _generate(chosen: space.Space, out: Path, *, check: bool) -> int:
 
 
 def _explain(name: str) -> int:
-    config = parse(name)
-    reason = rules.refusal(config)
-    spaces = [s for s in space.SPACES if any(config == listed for listed in space.build(s).kernels)]
+    config = FAMILIES.parse(name)
+    reason = FAMILIES.refusal(config)
+    spaces = [space for space in SPACES if config in FAMILIES.build(space).kernels]
     print(config.name)
     print(f"  {'legal' if reason is None else 'illegal'}; in the spaces: {', '.join(spaces) or 'none'}")
     print("rules")
-    for verdict in rules.verdicts(config):
-        passed = verdict.reason is None
-        text = verdict.rule.statement if passed else verdict.reason
-        print(f"  {'ok' if passed else 'REFUSED':<8} {verdict.rule.name:<22} {text}")
-    print(
-        "resources of one CTA"
-        if config.family is Family.FMHA_FWD
-        else "resources of one CTA of the first GEMM"
-    )
+    for rule in FAMILIES.of(config).rules:
+        why_not = rule.why_not(config)
+        verdict, text = ("ok", rule.statement) if why_not is None else ("REFUSED", why_not)
+        print(f"  {verdict:<8} {rule.name:<22} {text}")
+    print(f"resources of {config.measured}")
     for label, value in _resources(config):
         print(f"  {label:<18} {value}")
     return 0
 
 
-def _resources(config: KernelConfig) -> list[tuple[str, str]]:
+def _resources(config: Kernel) -> list[tuple[str, str]]:
     limits = config.arch.limits
     room = ", ".join(f"{what} {count}" for what, count in config.ctas_per_sm_by.items())
     registers = f"about {config.registers} of {limits.registers_for(config.tile.threads)} a thread"

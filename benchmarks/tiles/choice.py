@@ -1,12 +1,12 @@
 """From the measurements of a sweep, the tiles that should ship.
 
 What ships is decided by tile, not by kernel: all kernels of one tile share a unit, whose compile time hardly
-grows with their number, and generator/space.py lists tiles. So the candidates of the set cover are tiles,
-apart as plain and as general ones; a tile covers the buckets at which one of its kernels is within the limit
-of the sweep's best. The fewest that cover every bucket are chosen, and among equally many those with the
-least mean loss (cover.py).
+grows with their number, and generator/families/fmha_fwd/tiles.py lists tiles. So the candidates of the set
+cover are tiles, apart as plain and as general ones; a tile covers the buckets at which one of its kernels is
+within the limit of the sweep's best. The fewest that cover every bucket are chosen, and among equally many
+those with the least mean loss (cover.py).
 
-The output has the form of generator/space.py's tables, for a person to put there.
+The output has the form of that file's tables, for a person to put there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.tiles.cover import improved, smallest_cover
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
 from sdpa_cutlass.registry import KernelInfo
 
-_TABLES = ("FMHA_FWD_TILES", "FMHA_FWD_GENERAL_TILES", "FMHA_FWD_SPLIT_TILES", "FMHA_FWD_UNBIASED_TILES")
+_TABLES = ("PLAIN_TILES", "GENERAL_TILES", "SPLIT_TILES", "UNBIASED_TILES")
 
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A tile of one head_dim in a table of generator/space.py: of plain, general or split kernels."""
+    """A tile of one head_dim in a table of the generator: of plain, general or split kernels."""
 
     table: str
     head_dim: int
-    name: str  # as in generator/space.py
+    name: str  # as in the generator's tables
     unit: str
 
     @property
@@ -130,7 +130,7 @@ def read_resources(path: Path) -> dict[str, Mapping[str, object]]:
 
 
 def report(selection: Selection, found: Sequence[Choice], within: float) -> list[str]:
-    """The choice as lines of text: what was chosen, as generator/space.py writes it, and what it loses."""
+    """The choice as lines of text: what was chosen, as the generator's tables have it, and what it loses."""
     chosen, proven = selection.tiles, "proven smallest" if selection.is_proven else "not proven smallest"
     lines = [
         f"{len(chosen)} of {len(selection.candidates)} tiles stay within {within:.1%} of the best kernel "

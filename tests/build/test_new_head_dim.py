@@ -1,4 +1,4 @@
-"""A new head_dim is one line of generator/space.py: nothing else knows which ones exist.
+"""A new head_dim is one line of generator/families/fmha_fwd/tiles.py: nothing else knows which ones exist.
 
 The test adds head_dim 112 to a copy of the repository, builds its host library and runs the numerics of
 tests/kernels on it.
@@ -17,7 +17,7 @@ import pytest
 from tests.build.conftest import REPOSITORY
 
 LINE = '    112: tiles("m64n64_s1_w4"),\n'
-AFTER = "FMHA_FWD_TILES: dict[int, tuple[Tile, ...]] = {\n"
+AFTER = "PLAIN_TILES: dict[int, tuple[FmhaTile, ...]] = {\n"
 
 
 def _run(*command: str | Path, cwd: Path, **environment: str) -> None:
@@ -34,7 +34,7 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The host library of a checkout whose space.py has one more line, with its two fp16 kernels."""
+    """The host library of a checkout whose tiles.py has one more line, with its two fp16 kernels."""
     checkout = tmp_path_factory.mktemp("checkout")
     for name in ("CMakeLists.txt", "cmake", "templates"):
         (checkout / name).symlink_to(REPOSITORY / name)
@@ -42,10 +42,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(REPOSITORY / "sdpa_cutlass/__init__.py", checkout / "sdpa_cutlass")
     (checkout / "sdpa_cutlass/native").symlink_to(REPOSITORY / "sdpa_cutlass/native")
     shutil.copytree(REPOSITORY / "generator", checkout / "generator")
-    space = checkout / "generator/space.py"
-    text = space.read_text(encoding="utf-8")
+    tiles = checkout / "generator/families/fmha_fwd/tiles.py"
+    text = tiles.read_text(encoding="utf-8")
     assert text.count(AFTER) == 1
-    space.write_text(text.replace(AFTER, AFTER + LINE), encoding="utf-8")
+    tiles.write_text(text.replace(AFTER, AFTER + LINE), encoding="utf-8")
 
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert cmake is not None

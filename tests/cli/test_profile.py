@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from generator.config import parse
+from generator.families import FAMILIES
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import FAILED, OK, USAGE, main
 from sdpa_cutlass.cli.profiling import child, command, ncu, static
@@ -111,7 +111,7 @@ def test_one_kernel_in_detail(plain: str, tmp_path: Path, capsys: pytest.Capture
     assert len(shown.splitlines()) <= 40
     (kernel,) = json.loads(file.read_text())["kernels"]
     (main_loop,) = [loop for loop in kernel["loops"] if loop["is_main"]]
-    mmas = parse(plain).head_dim  # a warp has 16 rows and 64 keys; an mma takes 16 x 8 x 16
+    mmas = FAMILIES.parse(plain).head_dim  # a warp has 16 rows and 64 keys; an mma takes 16 x 8 x 16
     assert main_loop["mmas"] == main_loop["groups"]["HMMA"] == mmas
     assert main_loop["slots_per_mma"] == main_loop["slots"] / mmas
     assert main_loop["always"] < main_loop["slots"] == sum(main_loop["opcodes"].values())
@@ -120,7 +120,7 @@ def test_one_kernel_in_detail(plain: str, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_several_kernels_as_a_table(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    glob = f"fmha_fwd_sm89_d{parse(plain).head_dim}_*f16*"
+    glob = f"fmha_fwd_sm89_d{FAMILIES.parse(plain).head_dim}_*f16*"
     assert main(["profile", "--static", "--kernel", glob]) == OK
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[0] for line in lines if line.startswith("fmha_fwd")]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from generator.config import MASK_KINDS
+from generator.families.fmha_fwd.config import MaskKind
 from sdpa_cutlass.cli import OK, USAGE, main
 from sdpa_cutlass.cli.profiling import child, command, diagnosis, ncu, view
 from sdpa_cutlass.cli.profiling.problems import Task
@@ -80,7 +80,7 @@ def test_command_line() -> None:
     arguments = ncu.command("/opt/ncu", TASK)
     assert arguments[0] == "/opt/ncu"
     wanted = arguments[arguments.index("--kernel-name") + 1].removeprefix("regex:")
-    functions = {"_".join((KERNEL, *words)) for _, words in MASK_KINDS}
+    functions = {KERNEL + kind.suffix for kind in MaskKind}
     assert {
         name for name in (*functions, KERNEL + "_causal", "x" + KERNEL) if re.search(wanted, name)
     } == functions

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from generator.config import parse
-from generator.render import Sources
-from generator.space import Space
+from generator.core.render import Sources
+from generator.core.space import Space
+from generator.families import FAMILIES
 
 TINY = (
     "fmha_fwd_sm89_d64_m128n64_s2_w4_bf16_causal",
@@ -44,7 +44,7 @@ def goldens() -> Path:
 @pytest.fixture
 def tiny() -> Space:
     """Two fused units and one piped unit."""
-    return Space(name="tiny", kernels=tuple(parse(name) for name in TINY))
+    return Space(name="tiny", kernels=tuple(FAMILIES.parse(name) for name in TINY))
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from generator import __main__ as cli
-from generator import rules, space
-from generator.config import parse
+from generator.core.family import Families
+from generator.core.space import IllegalTileError, Space
+from generator.families import FAMILIES
 
 ROOT = Path(cli.__file__).parent.parent
 KERNEL = "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal"
@@ -62,7 +63,7 @@ def test_list_is_sorted_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert _run("--list") == 0
     names = capsys.readouterr().out.splitlines()
-    assert names == sorted(config.name for config in space.build("release").kernels)
+    assert names == sorted(config.name for config in FAMILIES.build("release").kernels)
     assert _run("--list", "--filter", "unfused_*") == 0
     assert capsys.readouterr().out.splitlines() == [name for name in names if name.startswith("unfused_")]
     assert list(tmp_path.iterdir()) == []
@@ -79,11 +80,11 @@ def test_rejected(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_prints_every_rule_and_the_resources(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("--explain", KERNEL) == 0
     text = capsys.readouterr().out
-    config = parse(KERNEL)
+    config = FAMILIES.parse(KERNEL)
     assert text.startswith(f"{KERNEL}\n  legal; in the spaces: ")
     assert "REFUSED" not in text
-    for verdict in rules.verdicts(config):
-        assert f"  ok       {verdict.rule.name} " in text
+    for rule in FAMILIES.of(config).rules:
+        assert f"  ok       {rule.name} " in text
     assert f"{config.smem_bytes} of 101376" in text
     assert f"about {config.registers} of 255 a thread" in text
     assert f"ctas_per_sm        {config.ctas_per_sm} " in text
@@ -148,10 +149,10 @@ def test_an_unwritable_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_an_illegal_table_exits_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(name: str) -> space.Space:
-        raise space.IllegalTileError(f"{name}: a reason")
+    def broken(families: Families, name: str) -> Space:
+        raise IllegalTileError(f"{name}: a reason")
 
-    monkeypatch.setattr(space, "build", broken)
+    monkeypatch.setattr(Families, "build", broken)
     assert _run("--list") == 2
     assert "release: a reason" in capsys.readouterr().err
 

@@ -16,9 +16,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from generator.config import parse
-from generator.render import Sources, render
-from generator.space import Space
+from generator.core.render import Sources, render
+from generator.core.space import Space
+from generator.families import FAMILIES
 from sdpa_cutlass import __version__
 from sdpa_cutlass._locate import Target
 from tests.host_compiler import OBSERVED_FLAGS, compiler, include_flags, vector_flags
@@ -52,7 +52,7 @@ class Workshop:
         generated = folder / "generated"
         sources = Sources.load()
         for kernels in (kernels for kernels in Kernels if kernels.names):
-            space = Space(name="mutation", kernels=tuple(parse(name) for name in kernels.names))
+            space = Space(name="mutation", kernels=tuple(FAMILIES.parse(name) for name in kernels.names))
             for path, text in render(space, sources).items():
                 target = generated / kernels.name / path
                 target.parent.mkdir(parents=True, exist_ok=True)

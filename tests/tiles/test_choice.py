@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from benchmarks.tiles import choice, cover, model
 from benchmarks.tiles.__main__ import main
-from generator.config import Tile as GeneratorTile
-from generator.config import parse
+from generator.families import FAMILIES
+from generator.families.fmha_fwd.config import FmhaTile
 from sdpa_cutlass import KernelInfo
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
@@ -138,9 +138,9 @@ def test_among_equally_many_tiles_the_faster_ones_are_chosen(tmp_path: Path) -> 
 
 def test_names_of_tiles_are_the_generators() -> None:
     for kernel in read_kernels(library(Target.HOST)):
-        config = parse(kernel.name)
+        config = FAMILIES.parse(kernel.name)
         tile = choice.tile_of(kernel)
-        if config.family.value == "fmha_fwd":
+        if config.family == "fmha_fwd":
             assert (tile.name, tile.unit, tile.head_dim) == (config.tile.name, config.group, config.head_dim)
 
 
@@ -166,9 +166,9 @@ def test_the_choice_is_printed_with_its_cost(tmp_path: Path, capsys: pytest.Capt
     tables = [line for line in output.splitlines() if ": tiles(" in line]
     chosen = choice.select(derive.choices([found]), found.kernels, 0.05).tiles
     assert len(tables) == len({(tile.table, tile.head_dim) for tile in chosen})
-    for line in tables:  # as generator/space.py reads it
+    for line in tables:  # as generator/families/fmha_fwd/tiles.py reads it
         for name in line.split("(")[1].split(")")[0].split(", "):
-            assert GeneratorTile.parse(json.loads(name)).name == json.loads(name)
+            assert FmhaTile.parse(json.loads(name)).name == json.loads(name)
     assert main([*arguments, "--within", "5"]) == 0
     assert capsys.readouterr().out == output
 

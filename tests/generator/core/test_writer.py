@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.render import MANIFEST, MARKER
-from generator.writer import Difference, ForeignFileError, compare, write
+from generator.core.render import MANIFEST, MARKER
+from generator.core.writer import Difference, ForeignFileError, compare, write
 
 
 def _files(**units: str) -> dict[str, str]:

@@ -20,10 +20,10 @@ from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from generator.config import Family, KernelConfig
-from generator.space import Space
+from generator.core.family import TEMPLATES
+from generator.core.kernel import Kernel, Takes
+from generator.core.space import Space
 
-TEMPLATES = Path(__file__).parent.parent / "templates"
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = 1
 
@@ -79,7 +79,7 @@ def render(space: Space, sources: Sources) -> dict[str, str]:
         for name in ("registry.cpp", "sources.cmake")
     }
     for group, kernels in groups:
-        template = f"{kernels[0].family.value}.cu.j2"
+        template = f"{kernels[0].family}.cu.j2"
         unit = {
             "digest": _unit_digest(sources.templates.get(template, ""), kernels),
             "group": group,
@@ -91,50 +91,48 @@ def render(space: Space, sources: Sources) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
-def manifest_row(config: KernelConfig) -> dict[str, Any]:
+def manifest_row(config: Kernel) -> dict[str, Any]:
     """The fields of the C ABI's sdpa_kernel_info under the same names, and where the kernel's text is.
 
-    The resources of an unfused row are null: several kernels run for it, whose tiles the C++ headers derive.
+    The resources of a row without functions are null: several kernels run for it, whose tiles C++ derives.
     """
-    tile = config.tile
-    one_kernel = config.family is Family.FMHA_FWD
+    takes, details = config.takes, config.details
+    symbols = [function.symbol for function in config.functions]
+    is_general, is_split = Takes.LENGTHS in takes, Takes.SPLITS in takes
     return {
         "name": config.name,
-        "family": config.family.value,
+        "family": config.family,
         "arch": config.arch.limits.compute_capability,
         "dtype": config.dtype.value,
         "head_dim": config.head_dim,
-        "block_m": tile.block_m,
-        "block_n": tile.block_n,
-        "stages": tile.stages,
-        "warps": tile.warps,
-        "kv_groups": tile.kv_groups,
-        "q_in_regs": tile.q_in_regs,
-        "is_causal": config.causal,
-        "is_general": config.general,
-        "has_dropout": config.dropout,
-        "is_split": config.split,
-        "is_unbiased": config.unbiased,
-        "smem_bytes": config.smem_bytes if one_kernel else None,
-        "ctas_per_sm": config.ctas_per_sm if one_kernel else None,
-        "symbols": [function.symbol for function in config.functions] if one_kernel else None,
+        **details,
+        "kv_groups": details.get("kv_groups", 1),
+        "q_in_regs": details.get("q_in_regs", False),
+        "is_causal": Takes.FULL not in takes,
+        "is_general": is_general,
+        "has_dropout": Takes.DROPOUT in takes,
+        "is_split": is_split,
+        "is_unbiased": is_general and not is_split and Takes.BIAS16 not in takes,
+        "smem_bytes": config.smem_bytes if symbols else None,
+        "ctas_per_sm": config.ctas_per_sm if symbols else None,
+        "symbols": symbols or None,
         "group": config.group,
         "file": config.unit,
     }
 
 
-def _unit_digest(template: str, kernels: list[KernelConfig]) -> str:
+def _unit_digest(template: str, kernels: list[Kernel]) -> str:
     facts = json.dumps([template, [manifest_row(kernel) for kernel in kernels]], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-def _space_digest(space: Space, sources: Sources, kernels: list[KernelConfig]) -> str:
+def _space_digest(space: Space, sources: Sources, kernels: list[Kernel]) -> str:
     rows = [manifest_row(kernel) for kernel in kernels]
     facts = json.dumps([sources.digest, space.name, space.filter, rows], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _manifest(space: Space, digest: str, files: list[str], kernels: list[KernelConfig]) -> str:
+def _manifest(space: Space, digest: str, files: list[str], kernels: list[Kernel]) -> str:
     manifest = {
         "schema": MANIFEST_SCHEMA,
         "digest": digest,

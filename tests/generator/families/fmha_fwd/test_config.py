@@ -1,4 +1,4 @@
-"""Names, and the resources that follow from a config."""
+"""Names of the fused kernels, what they take, and the resources that follow from a config."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator import config, rules
-from generator.config import Arch, DType, Family, InvalidNameError, KernelConfig, Tile, parse
+from generator.core.arch import Arch
+from generator.core.kernel import DType, Op, Takes
+from generator.core.tags import InvalidNameError
+from generator.families import FAMILIES
+from generator.families.fmha_fwd import FMHA_FWD, config
+from generator.families.fmha_fwd.config import FmhaFwd, FmhaTile
 
 small = st.integers(1, 999_999)
 tiles = st.builds(
-    Tile, block_m=small, block_n=small, stages=small, warps=small, kv_groups=small, q_in_regs=st.booleans()
+    FmhaTile,
+    block_m=small,
+    block_n=small,
+    stages=small,
+    warps=small,
+    kv_groups=small,
+    q_in_regs=st.booleans(),
 )
 any_config = st.builds(
-    KernelConfig,
-    family=st.sampled_from(Family),
+    FmhaFwd,
     arch=st.sampled_from(Arch),
     dtype=st.sampled_from(DType),
     head_dim=small,
@@ -33,7 +42,7 @@ any_config = st.builds(
 )
 # Configs near what the rules allow, so that properties of legal ones are met often.
 sane_tiles = st.builds(
-    Tile,
+    FmhaTile,
     block_m=st.sampled_from((16, 32, 64, 96, 128, 192)),
     block_n=st.sampled_from((16, 32, 48, 64, 96, 128)),
     stages=st.integers(1, 4),
@@ -42,8 +51,7 @@ sane_tiles = st.builds(
     q_in_regs=st.booleans(),
 )
 sane_config = st.builds(
-    KernelConfig,
-    family=st.sampled_from(Family),
+    FmhaFwd,
     arch=st.sampled_from(Arch),
     dtype=st.sampled_from(DType),
     head_dim=st.sampled_from((16, 32, 48, 64, 80, 96, 112, 128, 192, 256)),
@@ -53,17 +61,17 @@ sane_config = st.builds(
 
 
 @given(any_config)
-def test_name_round_trip(c: KernelConfig) -> None:
-    assert parse(c.name) == c
+def test_name_round_trip(c: FmhaFwd) -> None:
+    assert FAMILIES.parse(c.name) == c
 
 
 @given(tiles)
-def test_tile_name_round_trip(tile: Tile) -> None:
-    assert Tile.parse(tile.name) == tile
+def test_tile_name_round_trip(tile: FmhaTile) -> None:
+    assert FmhaTile.parse(tile.name) == tile
 
 
 @given(any_config)
-def test_name_is_a_symbol_that_ptxas_treats_like_any_other(c: KernelConfig) -> None:
+def test_name_is_a_symbol_that_ptxas_treats_like_any_other(c: FmhaFwd) -> None:
     assert c.name.isidentifier()
     assert c.name.isascii()
     assert not keyword.iskeyword(c.name)
@@ -71,21 +79,21 @@ def test_name_is_a_symbol_that_ptxas_treats_like_any_other(c: KernelConfig) -> N
 
 
 @given(any_config)
-def test_name_begins_with_its_group(c: KernelConfig) -> None:
+def test_name_begins_with_its_group(c: FmhaFwd) -> None:
     assert c.unit == f"units/{c.group}.cu"
-    if c.family is Family.FMHA_FWD:
-        assert c.name.startswith(f"{c.group}_{c.dtype.value}")
-    else:
-        assert c.name.replace(f"_d{c.head_dim}", "").startswith(f"{c.group}_{c.dtype.value}")
+    assert c.name.startswith(f"{c.group}_{c.dtype.value}")
 
 
 def test_name_follows_the_grammar() -> None:
-    c = KernelConfig(
-        family=Family.FMHA_FWD,
+    assert FmhaFwd.grammar() == (
+        "fmha_fwd_<arch>_d<head_dim>_m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>][_qreg]_<dtype>"
+        "[_causal][_general][_dropout][_split][_unbiased]"
+    )
+    c = FmhaFwd(
         arch=Arch.SM89,
         dtype=DType.BF16,
         head_dim=96,
-        tile=Tile(block_m=32, block_n=64, stages=3, warps=8, kv_groups=4, q_in_regs=True),
+        tile=FmhaTile(block_m=32, block_n=64, stages=3, warps=8, kv_groups=4, q_in_regs=True),
         causal=True,
         general=True,
         dropout=True,
@@ -99,42 +107,10 @@ def test_name_follows_the_grammar() -> None:
     assert replace(c, general=False, dropout=False, split=False).name.endswith("_bf16_causal")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "fmha_fwd",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4",  # a group
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f32",
-        "fmha_fwd_sm90_d64_m128n64_s2_w4_f16",
-        "fmha_bwd_sm89_d64_m128n64_s2_w4_f16",
-        "fmha_fwd_sm89_d064_m128n64_s2_w4_f16",
-        "fmha_fwd_sm89_d0_m128n64_s2_w4_f16",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_g1_f16",  # two names for one kernel
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_qreg_g2_f16",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_causal",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_causal",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_dropout_general",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_split_general",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_split_dropout",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_unbiased_general",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_causal ",
-        "fmha_fwd_sm89_d64_m128n64_s2_w4_f16\n",
-        "fmha_fwd_sm89_d64_m128n64_s٢_w4_f16",  # a digit, but not an ASCII one
-        "xfmha_fwd_sm89_d64_m128n64_s2_w4_f16",
-        "fmha_fwd_sm89_d64_m99999999n64_s2_w4_f16",
-    ],
-)
-def test_other_names_are_refused_with_the_grammar(name: str) -> None:
-    with pytest.raises(InvalidNameError, match="not a kernel name; the grammar is") as error:
-        parse(name)
-    assert repr(name) in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["m128n64", "m128n64_s2_w4_g1", "m128n64_s2_w4 ", "m128n64_w4_s2"])
 def test_other_tile_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError, match=re.escape(repr(name))):
-        Tile.parse(name)
+        FmhaTile.parse(name)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +120,39 @@ def test_other_tile_names_are_refused(name: str) -> None:
 def test_values_of_other_types_are_refused(field: str, value: object) -> None:
     good = {"block_m": 64, "block_n": 64, "stages": 1, "warps": 4}
     with pytest.raises(ValueError, match=field):
-        Tile(**{**good, field: value})  # type: ignore[arg-type]
+        FmhaTile(**{**good, field: value})  # type: ignore[arg-type]
+
+
+def test_what_every_release_kernel_takes_is_what_its_words_mean() -> None:
+    """As templates/src/c_api.cpp has it: check_is_plain, check_general and check_row."""
+    for c in (c for c in FAMILIES.build("release").kernels if isinstance(c, FmhaFwd)):
+        has_masks = c.general and not c.split
+        due = {
+            Takes.FULL: not c.causal,
+            Takes.CAUSAL: c.causal or c.general,
+            Takes.BOOL: has_masks,
+            Takes.BIAS16: has_masks and not c.unbiased,
+            Takes.BIAS32: has_masks and not c.unbiased,
+            Takes.LENGTHS: c.general,
+            Takes.PACKED: c.general,
+            Takes.UNDROPPED: not c.dropout,
+            Takes.DROPOUT: c.dropout,
+            Takes.SMALLER_HEAD_DIM: c.general,
+            Takes.SPLITS: c.split,
+        }
+        assert {bit: bit in c.takes for bit in Takes} == due, c.name
+        assert c.op is Op.FORWARD
+
+
+def test_details_are_the_choices_of_the_tile() -> None:
+    assert _fused("m32n64_s1_w8_g4", 64).details == {
+        "block_m": 32,
+        "block_n": 64,
+        "stages": 1,
+        "warps": 8,
+        "kv_groups": 4,
+        "q_in_regs": False,
+    }
 
 
 # Bytes counted by hand from the memory map in kernel_traits.cuh.
@@ -167,7 +175,7 @@ def test_smem_bytes(tile: str, head_dim: int, smem_bytes: int) -> None:
 def test_registers() -> None:
     c = _fused("m128n128_s1_w4", 64)
     assert c.accumulator_registers == 64 + 128
-    assert c.registers == 64 + 128 + 64 + config.REGISTERS_BESIDE_ACCUMULATORS
+    assert c.registers == 64 + 128 + 64 + config.OTHER_REGISTERS
     assert _fused("m128n128_s1_w4_qreg", 64).registers == c.registers + 32
     assert _fused("m128n128_s1_w8", 64).accumulator_registers == c.accumulator_registers // 2
 
@@ -238,9 +246,9 @@ def test_promised_ctas_fit_one_sm() -> None:
     for m, n, warps, groups, q_in_regs, head_dim in product(
         (32, 128, 256), (64, 128), (1, 2, 4, 8, 12, 16), (1, 4), (False, True), (32, 64, 80, 128, 256)
     ):
-        tile = Tile(block_m=m, block_n=n, stages=1, warps=warps, kv_groups=groups, q_in_regs=q_in_regs)
+        tile = FmhaTile(block_m=m, block_n=n, stages=1, warps=warps, kv_groups=groups, q_in_regs=q_in_regs)
         c = _fused(tile.name, head_dim)
-        if rules.refusal(c) is not None:
+        if FMHA_FWD.refusal(c) is not None:
             continue
         legal += 1
         limits = c.arch.limits
@@ -252,7 +260,7 @@ def test_promised_ctas_fit_one_sm() -> None:
 
 
 @given(sane_config)
-def test_resources_do_not_depend_on_the_variant(c: KernelConfig) -> None:
+def test_resources_do_not_depend_on_the_variant(c: FmhaFwd) -> None:
     """One unit holds all variants and asserts shared memory once; masks and dropout cost registers."""
     for dtype, causal, general, dropout, split, unbiased in product(DType, *[(False, True)] * 5):
         flags = {
@@ -271,11 +279,11 @@ def test_resources_do_not_depend_on_the_variant(c: KernelConfig) -> None:
 
 
 @given(any_config)
-def test_resources_are_defined_for_any_config(c: KernelConfig) -> None:
+def test_resources_are_defined_for_any_config(c: FmhaFwd) -> None:
     assert c.smem_bytes > 0
     assert c.registers > 0
     assert c.ctas_per_sm >= 1
 
 
-def _fused(tile: str, head_dim: int) -> KernelConfig:
-    return parse(f"fmha_fwd_sm89_d{head_dim}_{tile}_f16")
+def _fused(tile: str, head_dim: int) -> FmhaFwd:
+    return FmhaFwd.parse(f"fmha_fwd_sm89_d{head_dim}_{tile}_f16")

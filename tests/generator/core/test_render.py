@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from generator import render as render_module
-from generator.config import Family
-from generator.render import MANIFEST, MARKER, Sources, UnprintableValueError, manifest_row, render
-from generator.space import Space, build
+from generator.core.family import TEMPLATES
+from generator.core.render import MANIFEST, MARKER, Sources, UnprintableValueError, manifest_row, render
+from generator.core.space import Space
+from generator.families import FAMILIES
 
-ROOT = Path(render_module.__file__).parent.parent
+ROOT = TEMPLATES.parent
 
 
 def test_goldens(tiny: Space, sources: Sources, goldens: Path, update_goldens: bool) -> None:
@@ -35,7 +35,7 @@ def test_goldens(tiny: Space, sources: Sources, goldens: Path, update_goldens: b
 
 @pytest.fixture(scope="module")
 def release() -> Space:
-    return build("release")
+    return FAMILIES.build("release")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_manifest_has_the_files_and_the_rows_of_the_c_abi(release: Space, files:
 def test_rows_know_the_resources_of_fused_kernels_only(release: Space) -> None:
     for config in release.kernels:
         row = manifest_row(config)
-        if config.family is Family.FMHA_FWD:
+        if config.family == "fmha_fwd":
             assert (row["smem_bytes"], row["ctas_per_sm"]) == (config.smem_bytes, config.ctas_per_sm)
         else:
             assert (row["smem_bytes"], row["ctas_per_sm"]) == (None, None)
@@ -176,7 +176,7 @@ def test_the_order_of_a_space_does_not_matter(tiny: Space, sources: Sources) -> 
 
 
 def test_a_filtered_library_says_so(sources: Sources) -> None:
-    files = render(build("release").filtered("*_d64_*'\"; evil"[:7]), sources)
+    files = render(FAMILIES.build("release").filtered("*_d64_*'\"; evil"[:7]), sources)
     assert 'kSpaceName = "release_filtered"' in files["registry.cpp"]
     manifest = json.loads(files[MANIFEST])
     assert (manifest["space"], manifest["filter"]) == ("release_filtered", "*_d64_*")

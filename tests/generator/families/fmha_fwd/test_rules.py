@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from generator.config import KernelConfig, parse
-from generator.rules import RULES, refusal, verdicts
+from generator.families import FAMILIES
+from generator.families.fmha_fwd.rules import RULES, load_rows_per_pass
 
 # rule, a kernel that breaks it, a word of the reason, a legal neighbour
 EXAMPLES = [
@@ -64,7 +64,6 @@ EXAMPLES = [
         "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general",
     ),
     ("head_dim", "fmha_fwd_sm89_d72_m64n64_s1_w4_f16", "72", "fmha_fwd_sm89_d80_m64n64_s1_w4_f16"),
-    ("head_dim", "unfused_sm89_d144_m64n64_s3_w4_f16", "up to 128", "unfused_sm89_d128_m64n64_s3_w4_f16"),
     ("head_dim", "fmha_fwd_sm89_d272_m32n32_s1_w2_f16", "272", "fmha_fwd_sm89_d256_m32n32_s1_w2_f16"),
     ("warps", "fmha_fwd_sm89_d64_m288n144_s1_w18_f16", "18", "fmha_fwd_sm89_d64_m256n64_s1_w16_f16"),
     ("kv_groups", "fmha_fwd_sm89_d96_m32n48_s1_w6_g3_f16", "3", "fmha_fwd_sm89_d96_m32n48_s1_w4_g2_f16"),
@@ -95,7 +94,6 @@ EXAMPLES = [
         "fmha_fwd_sm89_d64_m64n32_s1_w4_f16_general_dropout",
     ),
     ("stages", "fmha_fwd_sm89_d32_m64n64_s5_w4_f16", "5", "fmha_fwd_sm89_d32_m64n64_s4_w4_f16"),
-    ("stages", "unfused_sm89_d64_m64n64_s2_w4_f16", "2", "unfused_sm89_d64_m64n64_s3_w4_f16"),
     (
         "kv_groups_stages",
         "fmha_fwd_sm89_d32_m32n32_s2_w4_g2_f16",
@@ -110,75 +108,29 @@ EXAMPLES = [
     ),
     ("load", "fmha_fwd_sm89_d80_m64n32_s1_w4_f16", "64", "fmha_fwd_sm89_d80_m64n64_s1_w4_f16"),
     ("load", "fmha_fwd_sm89_d96_m64n48_s1_w4_f16", "32", "fmha_fwd_sm89_d96_m64n96_s1_w4_f16"),
-    (
-        "unfused_variants",
-        "unfused_sm89_d64_m64n64_s3_w4_f16_general",
-        "no masks",
-        "unfused_sm89_d64_m64n64_s3_w4_f16",
-    ),
-    (
-        "unfused_variants",
-        "unfused_sm89_d64_m64n64_s3_w4_f16_dropout",
-        "dropout or splits",
-        "unfused_sm89_d64_m64n64_s3_w4_f16_causal",
-    ),
-    (
-        "unfused_variants",
-        "unfused_sm89_d64_m64n64_s3_w4_f16_split",
-        "or splits",
-        "unfused_sm89_d64_m64n64_s3_w4_bf16",
-    ),
-    (
-        "unfused_variants",
-        "unfused_sm89_d64_m64n64_s3_w4_f16_unbiased",
-        "no masks",
-        "unfused_sm89_d64_m64n64_s3_w4_f16",
-    ),
-    ("unfused_warps", "unfused_sm89_d64_m64n128_s3_w2_f16", "2", "unfused_sm89_d64_m64n128_s3_w4_f16"),
-    ("unfused_block", "unfused_sm89_d64_m96n128_s3_w4_f16", "96", "unfused_sm89_d64_m128n128_s3_w4_f16"),
-    ("unfused_warp_tile", "unfused_sm89_d64_m64n64_s3_w8_f16", "512", "unfused_sm89_d64_m64n128_s3_w8_f16"),
-    (
-        "unfused_plain",
-        "unfused_sm89_d64_m64n64_s3_w4_g2_f16",
-        "KV groups",
-        "unfused_sm89_d64_m64n64_s3_w4_f16",
-    ),
-    (
-        "unfused_plain",
-        "unfused_sm89_d64_m64n64_s3_w4_qreg_f16",
-        "registers",
-        "unfused_sm89_d64_m64n64_s3_w4_f16",
-    ),
     ("smem", "fmha_fwd_sm89_d128_m128n64_s3_w8_f16", "131072", "fmha_fwd_sm89_d128_m128n64_s2_w8_f16"),
-    ("smem", "unfused_sm89_d64_m256n128_s5_w8_f16", "122880", "unfused_sm89_d64_m256n128_s4_w8_f16"),
     (
         "registers",
         "fmha_fwd_sm89_d128_m128n128_s1_w4_f16",
         "312",
         "fmha_fwd_sm89_d128_m128n64_s1_w4_f16",
     ),
-    ("registers", "unfused_sm89_d64_m256n128_s3_w4_f16", "312", "unfused_sm89_d64_m256n128_s3_w8_f16"),
 ]
 
 
 @pytest.mark.parametrize(("rule", "refused", "word", "legal"), EXAMPLES)
 def test_rule(rule: str, refused: str, word: str, legal: str) -> None:
-    complaints = {v.rule.name: v.reason for v in verdicts(parse(refused)) if v.reason is not None}
+    kernel = FAMILIES.parse(refused)
+    complaints = {rule.name: why for rule in RULES if (why := rule.why_not(kernel)) is not None}
     assert next(iter(complaints)) == rule
     assert set(complaints) <= {rule, "registers"}  # many warps also leave each of them few registers
     assert word in complaints[rule]
-    assert refusal(parse(refused)) == f"{rule}: {complaints[rule]}"
-    assert refusal(parse(legal)) is None
+    assert FAMILIES.refusal(kernel) == f"{rule}: {complaints[rule]}"
+    assert FAMILIES.refusal(FAMILIES.parse(legal)) is None
 
 
-def test_every_rule_has_an_example_in_each_family() -> None:
-    shown = {(rule, parse(refused).family) for rule, refused, _, _ in EXAMPLES}
-    assert shown == {(rule.name, family) for rule in RULES for family in rule.families}
-
-
-def test_names_and_statements() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(rule.statement and rule.families for rule in RULES)
+def test_every_rule_has_an_example() -> None:
+    assert {rule for rule, *_ in EXAMPLES} == {rule.name for rule in RULES}
 
 
 # What FlashAttention 2 and 3 chose for these cards has to stay within reach of the tuner.
@@ -194,19 +146,17 @@ def test_names_and_statements() -> None:
     ],
 )
 def test_known_good_tiles_are_legal(name: str) -> None:
-    assert refusal(parse(name)) is None
+    assert FAMILIES.refusal(FAMILIES.parse(name)) is None
 
 
 def test_the_loads_of_q_need_no_rule() -> None:
     """Rows of one pass of a group's loads divide block_m whenever the MMA's rows do, for every head_dim."""
-    from generator.rules import load_rows_per_pass
-
     checked = 0
     for head_dim in range(16, 257, 16):
         for warps in range(1, 17):
             for mma_m in (1, 2, 3):
                 block_m = 16 * warps * mma_m
-                c: KernelConfig = parse(f"fmha_fwd_sm89_d{head_dim}_m{block_m}n64_s1_w{warps}_f16")
+                c = FAMILIES.parse(f"fmha_fwd_sm89_d{head_dim}_m{block_m}n64_s1_w{warps}_f16")
                 assert block_m % load_rows_per_pass(c) == 0
                 checked += 1
     assert checked == 16 * 16 * 3

@@ -1,0 +1,172 @@
+"""What every family's kernels answer: name, unit, what they take, resources.
+
+A family derives a class from `Kernel` and adds its words. Everything that multiplies kernels is a field, and
+nothing else is; every fact that is not a choice is a derived property. No I/O, and no opinion on what is
+legal: that is the family's rules, so every property is also defined for kernels that they refuse.
+
+A name is `<family>_<arch>_d<head_dim>_<tile>_<dtype>` and the family's words: the kernel's first symbol,
+registry row, manifest key, test id and tuned-table value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum, Flag, auto
+from typing import Annotated, ClassVar
+
+from generator.core.arch import Arch
+from generator.core.tags import Tagged
+
+
+class Op(Enum):
+    """What a kernel computes."""
+
+    FORWARD = "forward"
+
+
+class Takes(Flag):
+    """What a problem may ask of a kernel: 64 bits, to which later versions append.
+
+    Every problem needs one bit of FULL and CAUSAL, and one of UNDROPPED and DROPOUT.
+    """
+
+    FULL = auto()  # every query sees every key
+    CAUSAL = auto()
+    BOOL = auto()  # a boolean mask
+    BIAS16 = auto()  # a mask to add, 16 bits an element
+    BIAS32 = auto()
+    LENGTHS = auto()  # a length for each sequence, causal aligned to it
+    PACKED = auto()  # sequences one after another, without padding
+    UNDROPPED = auto()
+    DROPOUT = auto()
+    SMALLER_HEAD_DIM = auto()  # than the kernel's, and another one for the values
+    SPLITS = auto()  # several CTAs share the keys of a tile
+
+
+class DType(Enum):
+    """The element type of Q, K, V and O."""
+
+    F16 = "f16"
+    BF16 = "bf16"
+
+    @property
+    def cpp_element(self) -> str:
+        """The C++ type."""
+        return {DType.F16: "cutlass::half_t", DType.BF16: "cutlass::bfloat16_t"}[self]
+
+
+ELEMENT_BYTES = 2  # of each DType
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """One compiled function of a kernel."""
+
+    symbol: str
+    cpp_mask: str  # the kind of mask that it is compiled for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile(Tagged):
+    """How one CTA divides its work; a family may add to it."""
+
+    block_m: Annotated[int, "m"]  # query rows of a CTA; rows of a GEMM's output
+    block_n: Annotated[int, "n"]  # key rows of one step; columns of a GEMM's output
+    stages: Annotated[int, "_s"]  # steps in flight
+    warps: Annotated[int, "_w"]  # of the CTA
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CTA."""
+        return 32 * self.warps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(Tagged, ABC):
+    """One kernel of the library."""
+
+    family: ClassVar[str]  # a folder under templates/include/sdpa, and a template
+    op: ClassVar[Op]
+    archs: ClassVar[tuple[Arch, ...]]  # that there are kernels for
+    measured: ClassVar[str] = "one CTA"  # whose resources these are
+
+    arch: Annotated[Arch, "_"]
+    head_dim: Annotated[int, "_d"]
+    tile: Annotated[Tile, "_"]
+    dtype: Annotated[DType, "_"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.arch not in self.archs:
+            raise ValueError(f"arch must be one of {self.family}'s, not {self.arch}")
+
+    @classmethod
+    def lead(cls) -> str:
+        return cls.family
+
+    @property
+    def group(self) -> str:
+        """The unit that holds this kernel, with all that share its layouts: these cost the compile time."""
+        return f"{self.family}_{self.arch.value}_d{self.head_dim}_{self.tile.name}"
+
+    @property
+    def unit(self) -> str:
+        """The unit's file, relative to the output folder."""
+        return f"units/{self.group}.cu"
+
+    @property
+    @abstractmethod
+    def takes(self) -> Takes:
+        """What it takes at run time, and what it was compiled for."""
+
+    @property
+    def details(self) -> Mapping[str, int]:
+        """Its own choices as names and numbers, for choosing among kernels and for printing."""
+        return asdict(self.tile)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The functions of which a launch takes one; none when a launch runs several that C++ derives."""
+        return ()
+
+    # ---- resources of one CTA ----
+
+    @property
+    @abstractmethod
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory."""
+
+    @property
+    @abstractmethod
+    def accumulator_registers(self) -> int:
+        """Registers of a thread that must be there at once."""
+
+    @property
+    @abstractmethod
+    def registers(self) -> int:
+        """An estimate for one thread: the accumulators and the rest. Not capped."""
+
+    @property
+    def ctas_per_sm_by(self) -> dict[str, int]:
+        """How many CTAs each resource of an SM has room for."""
+        limits, threads = self.arch.limits, self.tile.threads
+        granularity = limits.register_granularity
+        registers = ceil_div(min(self.registers, limits.registers_for(threads)), granularity) * granularity
+        return {
+            "shared memory": limits.smem_per_sm // (self.smem_bytes + limits.smem_reserved_per_cta),
+            "threads": limits.threads_per_sm // threads,
+            "registers": limits.registers_per_sm // (threads * max(1, registers)),
+            "slots": limits.ctas_per_sm,
+        }
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs per SM that the launch bounds promise; at least 1."""
+        return max(1, min(self.ctas_per_sm_by.values()))

@@ -1,0 +1,7 @@
+"""The families of kernels. A new one is a folder here, and a word in this list."""
+
+from generator.core.family import Families
+from generator.families.fmha_fwd import FMHA_FWD
+from generator.families.unfused import UNFUSED
+
+FAMILIES = Families(FMHA_FWD, UNFUSED)
