@@ -29,6 +29,7 @@ from sdpa_cutlass.select import FORCE_VARIABLE
 
 NVCC_FIX = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' nvidia-cutlass==4.2.0.0"
 NO_LAUNCHER = "not built: it needs Python's headers, and a CPython that is not free-threaded"
+CUDA_PYTHON = "cuda-python>=12.8"
 CLI_PACKAGES = ("rich", "matplotlib", "safetensors")
 
 
@@ -196,6 +197,9 @@ def problems(found: Inventory) -> list[Trouble]:
 def _gpu_problems(found: Inventory, cuda: LibraryFacts | None) -> list[Trouble]:
     troubles: list[Trouble] = []
     if found.driver_cuda is None:
+        if found.gpus:
+            what = "torch has a GPU that cuda-python finds no driver for"
+            troubles.append(Trouble(what, f"pip install --upgrade '{CUDA_PYTHON}'"))
         return troubles
     if found.torch is not None and found.torch_cuda is None:
         what = f"there is an NVIDIA driver, but torch {found.torch} was built without CUDA"

@@ -131,6 +131,7 @@ TROUBLES = {
     "torch for CPUs": ({"torch_cuda": None, "gpus": ()}, "built without CUDA", "CUDA build of torch"),
     "hidden GPU": ({"gpus": ()}, "torch finds no GPU", "CUDA_VISIBLE_DEVICES"),
     "old driver": ({"driver_cuda": 12080}, "CUDA 12.8, the library needs 13.0", "update the NVIDIA driver"),
+    "no cuda-python": ({"driver_cuda": None}, "cuda-python finds no driver", "cuda-python>=12"),
     "old GPU": ({"gpus": (OLD_GPU,)}, "NVIDIA L4 is sm_86", "-DSDPA_CUDA_ARCHS=86"),
     "launcher": (
         {"launcher": "it is 'no'", "launcher_is_refused": True},
