@@ -5,8 +5,8 @@
     python -m tests.compat newest -- -k decoding   # what follows -- is pytest's
 
 It needs the host library (`make host`), and a Python that the oldest release has packages for (3.10 to 3.12
-for torch 2.4). Environments lie in build/compat and stay there. Each takes up to 7 GB where the package index has
-no builds of torch for CPUs.
+for torch 2.4). Environments lie in build/compat and stay there. Each takes up to 7 GB where the package index
+has no builds of torch for CPUs.
 """
 
 from __future__ import annotations
