@@ -7,6 +7,7 @@ SPACE ?= release
 CUDA_KERNELS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+TORCH ?= 2.4.1 2.11.0 newest
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
@@ -18,7 +19,7 @@ CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMA
 CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report wheel-check lock clean tools
+.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report wheel-check compat lock clean tools
 .NOTPARALLEL:
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
 	@echo "make gpu-report  sanitizers, guard pages, streams, graphs, faults on this machine's GPU, in build/gpu_report.json"
 	@echo "make wheel-check installs dist/*.whl in bare environments of every Python found, and runs it"
+	@echo "make compat      tests/library under other releases of torch (TORCH='2.4.1 newest'): downloads gigabytes"
 	@echo "make format      let ruff format the Python files"
 	@echo "make lock        resolve the pinned packages again (needs uv)"
 	@echo "make clean       remove build/ (the environment in .venv stays)"
@@ -88,6 +90,10 @@ gpu-report: $(VENV)/.dev
 
 wheel-check: $(VENV)/.dev
 	@$(BIN)/python cmake/check_wheel.py dist/*.whl
+
+compat: $(VENV)/.dev
+	@$(MAKE) --no-print-directory host SPACE=release
+	@$(BIN)/python -m tests.compat $(TORCH) -- -n $(JOBS) $(PYTEST_ARGS)
 
 # What pip cannot bring along.
 tools:

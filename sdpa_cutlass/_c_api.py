@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, _cpu
 from ._locate import Target, locate
 from .errors import (
     ArgumentError,
@@ -234,12 +234,18 @@ _loaded: dict[Target, Library] = {}
 
 
 def library(target: Target) -> Library:
-    """The library for `target`, loaded at first use. A failure is not kept: a later call tries again."""
+    """The library for `target`, loaded at first use. A failure is not kept: a later call tries again.
+
+    The compiled launcher is loaded first, so that what is wrong with it is told before any kernel runs.
+    """
     found = _loaded.get(target)
     if found is None:
+        from . import launcher
+
         with _lock:
             found = _loaded.get(target)
             if found is None:
+                launcher.module()
                 found = _loaded[target] = load(locate(target), target)
     return found
 
@@ -247,8 +253,11 @@ def library(target: Target) -> Library:
 def load(path: Path, target: Target) -> Library:
     """Loads the file at the absolute `path` and checks that it speaks this package's ABI for `target`.
 
-    Raises LibraryError when the loader refuses it, LibraryMismatchError when it is not the expected library.
+    Raises LibraryError when the CPU or the loader refuses it, LibraryMismatchError when it is not the
+    expected library.
     """
+    if target is Target.HOST:
+        _cpu.check(path)
     try:
         handle = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:

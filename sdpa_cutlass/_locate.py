@@ -4,7 +4,7 @@ Order: the path in the library's environment variable, alone, when it is set; ot
 then ``build/lib`` of the checkout that this package runs from. Nothing is ever looked up by bare name, in the
 working directory or on the loader's search path.
 
-Nobody else may be able to write the file, its folder, or the folder of a link to it; and in an installed
+Nobody else may be able to write the file or to put another one in its place (_trust.py). In an installed
 package it is the very file that the package was built with, by the SHA-256 in ``libraries.json``. Both are
 looked at before anything is loaded.
 """
@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from enum import Enum
 from pathlib import Path
 
-from .errors import LibraryMismatchError, LibraryNotFoundError, UntrustedLibraryError
+from . import _trust
+from .errors import ArgumentError, LibraryError, LibraryMismatchError, LibraryNotFoundError
 
 HASHES = "libraries.json"
-"""Beside an installed library: {file name: SHA-256}, written by the build of the wheel."""
+"""In the folder of an installed package: {file name: SHA-256}, written by the build of the wheel."""
 
 LAUNCHER = "_launcher.abi3.so"
 """The extension module of the compiled call path (launcher.py), which may be missing."""
@@ -56,97 +56,99 @@ def candidates(target: Target) -> list[Path]:
 
 
 def _own_places(file_name: str) -> list[Path]:
-    package = Path(__file__).resolve().parent
+    package = _package()
     places = [package / file_name]
-    checkout = package.parent
-    if (checkout / "CMakeLists.txt").is_file():
-        places.append(checkout / "build" / "lib" / file_name)
+    if _is_checkout(package):
+        places.append(package.parent / "build" / "lib" / file_name)
     return places
+
+
+def _package() -> Path:
+    return Path(__file__).resolve().parent
+
+
+def _is_checkout(package: Path) -> bool:
+    return (package.parent / "CMakeLists.txt").is_file()
 
 
 def locate(target: Target) -> Path:
     """The library file to load, resolved and found safe.
 
-    Raises LibraryNotFoundError with everything that was tried, UntrustedLibraryError, or LibraryMismatchError
-    for a file that the package was not installed with.
+    Raises LibraryNotFoundError with everything that was tried, LibraryMismatchError for a file that the
+    package was not installed with, and the errors of `_trust.check`.
     """
+    variable = target.environment_variable
+    is_named = bool(os.environ.get(variable))
     tried = []
     for place in candidates(target):
         if not place.is_absolute():
             raise LibraryNotFoundError(
-                f"{target.environment_variable}={str(place)!r} is not an absolute path to {target.file_name}"
+                f"{variable}={str(place)!r} is not an absolute path to {target.file_name}"
             )
-        if place.is_file():
-            path = place.resolve()
-            _check_trusted(path, place.parent)
-            if not os.environ.get(target.environment_variable):
-                _check_build(path, f"set {target.environment_variable} to the library that is meant")
+        absence = _absence(place)
+        if absence is None:
+            path = _trust.check(place)
+            if not is_named:
+                _check_build(path, place.name, f"set {variable} to the library that is meant")
             return path
-        tried.append(f"  {place}: {'not a file' if place.exists() else 'not there'}")
-    variable = target.environment_variable
-    state = "set" if os.environ.get(variable) else "not set"
+        tried.append(f"  {place}: {absence}")
     raise LibraryNotFoundError(
-        f"{target.file_name} was not found. Tried:\n" + "\n".join(tried) + f"\n({variable} is {state}.) "
-        f"To make it, {target.how_to_build}."
+        f"{target.file_name} was not found. Tried:\n" + "\n".join(tried) + f"\n({variable} is "
+        f"{'set' if is_named else 'not set'}.) To make it, {target.how_to_build}."
     )
 
 
 def locate_launcher() -> Path | None:
     """The compiled launcher's file, resolved and found safe; None when there is none, or it is not wanted.
 
-    Raises ValueError for another value of the variable, UntrustedLibraryError and LibraryMismatchError as
-    `locate`.
+    Raises ArgumentError for another value of the variable, and LibraryMismatchError and the errors of
+    `_trust.check` as `locate`.
     """
     wanted = os.environ.get(LAUNCHER_VARIABLE, "")
     if wanted not in ("", "off"):
-        raise ValueError(f"{LAUNCHER_VARIABLE} is {wanted!r}; allowed is 'off', or nothing")
+        raise ArgumentError(f"{LAUNCHER_VARIABLE} is {wanted!r}; allowed is 'off', or nothing")
     for place in () if wanted else _own_places(LAUNCHER):
-        if place.is_file():
-            path = place.resolve()
-            _check_trusted(path, place.parent)
-            _check_build(path, f"set {LAUNCHER_VARIABLE}=off to do without it")
+        if _absence(place) is None:
+            path = _trust.check(place)
+            _check_build(path, place.name, f"set {LAUNCHER_VARIABLE}=off to do without it")
             return path
     return None
 
 
-def _check_trusted(path: Path, named_in: Path) -> None:
-    """Raises UntrustedLibraryError when somebody else could have written the file or replaced it.
+def _absence(place: Path) -> str | None:
+    """Why there is no file at `place`, or None when there is one."""
+    try:
+        if place.is_file():
+            return None
+        return "not a file" if place.exists() else "not there"
+    except OSError as error:  # a folder that may not be searched
+        return error.strerror or str(error)
 
-    `named_in` is the folder of the link, if it is one, that leads to the file. Folders further up are not
-    looked at: in containers they are often open to all.
+
+def _check_build(path: Path, name: str, otherwise: str) -> None:
+    """Raises LibraryMismatchError unless the file is the `name` that the package was installed with.
+
+    A checkout need not have a list: there the handshake has to do. `otherwise`: what can be done instead of
+    installing the package again.
     """
-    if os.name != "posix":
-        return
-    for place in dict.fromkeys((path, path.parent, named_in)):
-        status = place.stat()
-        problem = None
-        if status.st_mode & stat.S_IWOTH:
-            problem = "anyone can write to it"
-        elif status.st_mode & stat.S_IWGRP and status.st_uid != os.geteuid():
-            problem = f"it belongs to user {status.st_uid} and its group can write to it"
-        if problem:
-            raise UntrustedLibraryError(
-                f"{path} is not loaded: {place} has mode {stat.S_IMODE(status.st_mode):04o}, so {problem}. "
-                f"Run `chmod go-w {place}`, or install the library where only its owner can write."
-            )
-
-
-def _check_build(path: Path, otherwise: str) -> None:
-    """Raises LibraryMismatchError when the package was installed with another file of this name.
-
-    `otherwise`: what can be done instead of installing the package again.
-    """
-    listed = path.with_name(HASHES)
+    package = _package()
+    listed = package / HASHES
     try:
         hashes = json.loads(listed.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return  # a checkout: the handshake has to do
-    except ValueError as error:
-        raise LibraryMismatchError(f"{listed} cannot be read: {error}. Install the package again.") from error
-    expected = hashes.get(path.name) if isinstance(hashes, dict) else None
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and _is_checkout(package):
+            return
+        raise LibraryMismatchError(
+            f"{path} is not loaded: {listed}, which says what the package was built with, cannot be read: "
+            f"{error}. Install the package again, or {otherwise}."
+        ) from error
+    expected = hashes.get(name) if isinstance(hashes, dict) else None
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be read: {error}") from error
     if found != expected:
         raise LibraryMismatchError(
             f"{path} is not loaded: it is of another build than this package. Its SHA-256 is {found}; "
-            f"{listed.name} beside it says {expected}. Install the package again, or {otherwise}."
+            f"{listed} says {expected}. Install the package again, or {otherwise}."
         )

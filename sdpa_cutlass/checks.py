@@ -276,7 +276,14 @@ def is_virtual(tensor: torch.Tensor) -> bool:
     try:
         tensor.data_ptr()
     except RuntimeError:
-        return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
+        pass
+    else:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():  # torch 2.4's CausalBias answers nothing but attention
+        try:
+            tensor.data_ptr()
+        except RuntimeError:
+            return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
     return False
 
 

@@ -1,12 +1,11 @@
 """What the launch and the cost model need to know about a device: its facts, its driver, its current stream.
 
-Facts of GPUs come from the driver, which numbers them as torch does. The host library is modelled as an
-NVIDIA L4, so that CPU runs exercise the kernels that an L4 would use.
+Facts of GPUs come from the driver by way of cuda-python; it numbers them as torch does. The host library is
+modelled as an NVIDIA L4, so that CPU runs exercise the kernels that an L4 would use.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,87 +58,80 @@ def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
 def cuda_device(index: int) -> DeviceInfo:
     """Facts of CUDA device `index`. Raises DriverError."""
     _ask("cuInit", 0)
-    handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    _ask("cuDeviceGet", ctypes.byref(handle), index)
-    _ask("cuDeviceGetName", name, len(name), handle)
+    handle = _ask("cuDeviceGet", index)
+    name = _ask("cuDeviceGetName", 256, handle).partition(b"\0")[0].decode()
+    attributes = _driver().CUdevice_attribute
 
-    def attribute(number: int) -> int:
-        value = ctypes.c_int()
-        _ask("cuDeviceGetAttribute", ctypes.byref(value), number, handle)
-        return value.value
+    def attribute(which: str) -> int:
+        return int(_ask("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{which}"), handle))
 
-    capability = (attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR))
+    capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
     return DeviceInfo(
         target=Target.CUDA,
         index=index,
-        name=name.value.decode(),
+        name=name,
         compute_capability=capability,
-        sms=attribute(_MULTIPROCESSOR_COUNT),
-        mma_flops_per_clock=mma_flops_per_clock(capability, name.value.decode()),
+        sms=attribute("MULTIPROCESSOR_COUNT"),
+        mma_flops_per_clock=mma_flops_per_clock(capability, name),
     )
 
 
-_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76  # CUdevice_attribute
-_DEVICE_ORDINAL = 9  # CUpointer_attribute
-_DISABLE_TIMING = 2  # CUevent_flags
-
-
 @functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _ask(function: str, *arguments: Any) -> None:
-    """Calls the driver. Raises DriverError unless it succeeds."""
+def _driver() -> Any:
+    """cuda-python's driver functions, imported at first use: 0.1 s that calls on the CPU need not pay."""
     try:
-        error = getattr(_driver(), function)(*arguments)
-    except OSError:
-        raise DriverError("no NVIDIA driver was found (libcuda.so.1)") from None
-    if error:
-        raise DriverError(f"{function} failed with CUDA driver error {error}")
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DriverError(f"GPUs need cuda-python 12.8 or newer: {error}") from error
+    return driver
+
+
+def _ask(function: str, *arguments: Any) -> Any:
+    """Calls the driver and returns its result, or a list of several. Raises DriverError when it fails."""
+    driver = _driver()
+    try:
+        status, *results = getattr(driver, function)(*arguments)
+    except RuntimeError as error:
+        raise DriverError(f"no NVIDIA driver was found (libcuda.so.1): {function}: {error}") from error
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(f"{function} failed with CUDA driver error {int(status)} ({status.name})")
+    return results[0] if len(results) == 1 else results
 
 
 def pointer_device(address: int) -> int:
     """The device whose memory `address` is in. Raises DriverError when CUDA does not know the address."""
     _ask("cuInit", 0)
-    index = ctypes.c_int()
-    _ask("cuPointerGetAttribute", ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
-    return index.value
+    ordinal = _driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(_ask("cuPointerGetAttribute", ordinal, address))
 
 
 def wait_for(stream: int, producer: int, device: int) -> None:
     """What is queued on `stream` of `device` from now on runs after what is on `producer` now."""
-    event, previous = ctypes.c_void_p(), ctypes.c_void_p()
-    _ask("cuCtxPushCurrent_v2", _primary_context(device))
+    _ask("cuCtxPushCurrent", _primary_context(device))
     try:
-        _ask("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
+        event = _ask("cuEventCreate", int(_driver().CUevent_flags.CU_EVENT_DISABLE_TIMING))
         try:
-            _ask("cuEventRecord", event, ctypes.c_void_p(producer))
-            _ask("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+            _ask("cuEventRecord", event, producer)
+            _ask("cuStreamWaitEvent", stream, event, 0)
         finally:
-            _ask("cuEventDestroy_v2", event)  # once it has happened
+            _ask("cuEventDestroy", event)  # once it has happened
     finally:
-        _ask("cuCtxPopCurrent_v2", ctypes.byref(previous))
+        _ask("cuCtxPopCurrent")
 
 
 @functools.cache
-def _primary_context(device: int) -> ctypes.c_void_p:
+def _primary_context(device: int) -> Any:
     """The context that the CUDA runtime uses on `device`, kept for good as the runtime keeps it."""
     _ask("cuInit", 0)
-    context = ctypes.c_void_p()
-    _ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    return context
+    return _ask("cuDevicePrimaryCtxRetain", device)
 
 
 def driver_version() -> int | None:
     """The newest CUDA that the installed driver supports, as an integer (13000), or None without a driver."""
     try:
-        driver = _driver()
-    except OSError:
+        return int(_ask("cuDriverGetVersion"))
+    except DriverError:
         return None
-    version = ctypes.c_int()
-    status = driver.cuDriverGetVersion(ctypes.byref(version))
-    return version.value if status == 0 else None
 
 
 def capture_id(stream: int) -> int:
@@ -147,12 +139,8 @@ def capture_id(stream: int) -> int:
 
     Raises DriverError.
     """
-    status, found = ctypes.c_int(), ctypes.c_uint64()
-    _ask(
-        "cuStreamGetCaptureInfo_v2",
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), None, None, None,
-    )  # fmt: skip
-    return found.value
+    _, identity, *_ = _ask("cuStreamGetCaptureInfo", stream)
+    return int(identity)
 
 
 def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:

@@ -3,7 +3,7 @@
 Every one is an ``SdpaError`` and also the builtin that Python code expects in that place (``TypeError``,
 ``ValueError``, ``NotImplementedError``, ``RuntimeError``), so callers may catch either. A message names the
 argument, its value and what is allowed; none of them is raised after a kernel was queued, except
-``LaunchError``.
+``LaunchError``. So a caller that meets another one may compute the same elsewhere, and nothing is done twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoKernelError(UnsupportedError):
 
 
 class LibraryError(SdpaError, RuntimeError):
-    """The native library cannot be used."""
+    """The native library, or the compiled launcher, cannot be used."""
 
 
 class LibraryNotFoundError(LibraryError):
@@ -42,11 +42,11 @@ class LibraryMismatchError(LibraryError):
 
 
 class UntrustedLibraryError(LibraryError):
-    """A native library was found where other users could have replaced it."""
+    """A native library was found where other users could have written or replaced it."""
 
 
 class DriverError(SdpaError, RuntimeError):
-    """There is no NVIDIA driver, it is too old, or the library was not built for the GPU."""
+    """NVIDIA's driver or cuda-python is missing or too old, or the library was not built for the GPU."""
 
 
 class LaunchError(SdpaError, RuntimeError):

@@ -94,7 +94,7 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
 
 def autocast_mask(attn_mask: Any, query: torch.Tensor) -> Any:
     """A float mask in query's dtype where torch.autocast is on: torch casts it along with the inputs."""
-    if not is_tensor(attn_mask):
+    if not is_tensor(attn_mask) or _is_causal_bias(attn_mask):
         return attn_mask
     torch = sys.modules["torch"]
     if (

@@ -30,9 +30,10 @@ _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 @functools.cache
 def module() -> ModuleType | None:
-    """The extension module, loaded at first use; None where there is none for this Python and this package.
+    """The extension module, loaded once; None where there is none for this Python and this package.
 
-    Raises the errors of `locate_launcher`: a file that cannot be trusted is not passed over in silence.
+    `_c_api.library` asks first, before there is a kernel to run. Raises the errors of `locate_launcher`: a
+    file that cannot be trusted is not passed over in silence.
     """
     path = _locate.locate_launcher()
     if path is None or ".abi3.so" not in importlib.machinery.EXTENSION_SUFFIXES:

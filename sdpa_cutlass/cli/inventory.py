@@ -19,7 +19,7 @@ from typing import Any
 
 import sdpa_cutlass
 from sdpa_cutlass import _locate, launcher
-from sdpa_cutlass._c_api import library
+from sdpa_cutlass._c_api import library, load
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli.environment import gpu_state, output_of, package_version
 from sdpa_cutlass.device import archs_serve, driver_version
@@ -28,6 +28,8 @@ from sdpa_cutlass.registry import read_kernels
 from sdpa_cutlass.select import FORCE_VARIABLE
 
 NVCC_FIX = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' nvidia-cutlass==4.2.0.0"
+NO_LAUNCHER = "not built: it needs Python's headers, and a CPython that is not free-threaded"
+CUDA_PYTHON = "cuda-python>=12.8"
 CLI_PACKAGES = ("rich", "matplotlib", "safetensors")
 
 
@@ -70,6 +72,7 @@ class Inventory:
     platform: str
     libraries: tuple[LibraryFacts, ...]
     launcher: str
+    launcher_is_refused: bool = False
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     driver_cuda: int | None = None
@@ -95,12 +98,14 @@ class Trouble:
 def take() -> Inventory:
     """Looks at this machine."""
     torch_facts = _torch_facts()
+    launcher_file, launcher_is_refused = launcher_facts()
     return Inventory(
         package=sdpa_cutlass.__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         libraries=tuple(library_facts(target) for target in Target),
-        launcher=launcher_facts(),
+        launcher=launcher_file,
+        launcher_is_refused=launcher_is_refused,
         driver=gpu_state().get("driver"),
         driver_cuda=driver_version(),
         cuda_python=package_version("cuda-python") or package_version("cuda-bindings"),
@@ -113,18 +118,19 @@ def take() -> Inventory:
     )
 
 
-def launcher_facts() -> str:
-    """The compiled launcher's file, or why calls take the way through Python."""
+def launcher_facts() -> tuple[str, bool]:
+    """The compiled launcher's file, or why there is none; True when it is refused, and with it every call."""
     try:
         path, module = _locate.locate_launcher(), launcher.module()
-    except (SdpaError, ValueError, OSError) as error:
-        return _first_line(str(error)) or ""
+    except SdpaError as error:
+        return _first_line(str(error)) or "", True
     if path is None:
         off = os.environ.get(_locate.LAUNCHER_VARIABLE)
-        return f"{_locate.LAUNCHER_VARIABLE}={off}" if off else "not built: no Python headers were found"
+        return (f"{_locate.LAUNCHER_VARIABLE}={off}" if off else NO_LAUNCHER), False
     if module is None:
-        return f"not used: {path} is not for this Python and package"
-    return str(path) if launcher.exchange() is not None else "not used: torch has no DLPack exchange API"
+        return f"not used: {path} is not for this Python and package", False
+    has_exchange = launcher.exchange() is not None
+    return (str(path) if has_exchange else "not used: torch has no DLPack exchange API"), False
 
 
 def library_facts(target: Target) -> LibraryFacts:
@@ -136,7 +142,7 @@ def library_facts(target: Target) -> LibraryFacts:
     except (SdpaError, OSError) as error:
         return LibraryFacts(target=target.value, error=str(error))
     try:
-        loaded = library(target)
+        loaded = load(path, target)  # alone: library() asks for the launcher as well
         counts: dict[str, Counter[int]] = {}
         for kernel in read_kernels(loaded):
             counts.setdefault(kernel.family.value, Counter())[kernel.head_dim] += 1
@@ -168,6 +174,8 @@ def problems(found: Inventory) -> list[Trouble]:
         elif facts.missing and needed:
             what = f"the {facts.target} library is not built"
             troubles.append(Trouble(what, Target(facts.target).how_to_build))
+    if found.launcher_is_refused:
+        troubles.append(Trouble(found.launcher, f"set {_locate.LAUNCHER_VARIABLE}=off to do without it"))
     if found.torch is None:
         what = found.torch_error or "torch is not installed"
         troubles.append(Trouble(what, "pip install 'sdpa_cutlass[torch]'"))
@@ -189,6 +197,9 @@ def problems(found: Inventory) -> list[Trouble]:
 def _gpu_problems(found: Inventory, cuda: LibraryFacts | None) -> list[Trouble]:
     troubles: list[Trouble] = []
     if found.driver_cuda is None:
+        if found.gpus:
+            what = "torch has a GPU that cuda-python finds no driver for"
+            troubles.append(Trouble(what, f"pip install --upgrade '{CUDA_PYTHON}'"))
         return troubles
     if found.torch is not None and found.torch_cuda is None:
         what = f"there is an NVIDIA driver, but torch {found.torch} was built without CUDA"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from generator.families import FAMILIES
+from sdpa_cutlass.cli.inventory import CUDA_PYTHON
+from tests import compat
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "requirements").glob("*.lock"))
@@ -51,3 +53,27 @@ def test_every_kernel_has_its_turn_in_ci() -> None:
         config.name for glob in re.findall(r"'(.+?)'", turns[1]) for config in release.filtered(glob).kernels
     ]
     assert sorted(built) == [config.name for config in release.kernels]
+
+
+def test_the_oldest_torch_that_is_declared_is_tested() -> None:
+    pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    (declared,) = set(re.findall(r'"torch>=([\d.]+)"', pyproject))
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    versions = re.findall(r"^TORCH \?= (.+)$", makefile, re.MULTILINE)[0].split()
+    assert versions[0].startswith(f"{declared}.")
+    assert versions[-1] == compat.NEWEST
+
+
+def test_other_releases_of_torch_are_tested_with_the_locked_tools() -> None:
+    lines = compat.constraints().splitlines()
+    assert all(re.fullmatch(r"[a-z0-9-]+==\S+( ; .+)?", line) for line in lines)
+    locked = {line.partition("==")[0] for line in lines}
+    assert set(compat.TOOLS) - locked == {"cuda-python"}
+
+
+def test_the_package_asks_for_a_cuda_python_that_it_can_use() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"{CUDA_PYTHON}; implementation_name == ' in text
+    locked = re.search(r"^cuda-python==(\d+)\.(\d+)", LOCKS[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert locked
+    assert (int(locked[1]), int(locked[2])) >= (12, 8)

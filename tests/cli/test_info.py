@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _locate, launcher
+from sdpa_cutlass import _c_api, _locate, launcher
+from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import info, inventory, main
 from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts
 
@@ -80,23 +81,33 @@ def test_report() -> None:
 
 
 def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert inventory.launcher_facts().endswith(("_launcher.abi3.so", "were found"))
+    assert inventory.launcher_facts()[0].endswith(("_launcher.abi3.so", "free-threaded"))
     monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "no")
-    assert "allowed is 'off'" in inventory.launcher_facts()
+    text, is_refused = inventory.launcher_facts()
+    assert "allowed is 'off'" in text
+    assert is_refused
     monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "off")
     monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
-    assert inventory.launcher_facts() == "SDPA_CUTLASS_LAUNCHER=off"
+    assert inventory.launcher_facts() == ("SDPA_CUTLASS_LAUNCHER=off", False)
     monkeypatch.delenv("SDPA_CUTLASS_LAUNCHER")
     monkeypatch.setattr(_locate, "__file__", str(tmp_path / "package" / "_locate.py"))
-    assert inventory.launcher_facts() == "not built: no Python headers were found"
+    assert inventory.launcher_facts() == (inventory.NO_LAUNCHER, False)
     (tmp_path / "package").mkdir(mode=0o755)
+    (tmp_path / "CMakeLists.txt").touch()
     file = tmp_path / "package" / "_launcher.abi3.so"
     file.write_bytes(b"no module")
     file.chmod(0o644)
-    assert inventory.launcher_facts() == f"not used: {file} is not for this Python and package"
+    assert inventory.launcher_facts() == (f"not used: {file} is not for this Python and package", False)
     monkeypatch.setattr(launcher, "module", lambda: launcher)
     monkeypatch.setattr(launcher, "exchange", lambda: None)
-    assert inventory.launcher_facts() == "not used: torch has no DLPack exchange API"
+    assert inventory.launcher_facts() == ("not used: torch has no DLPack exchange API", False)
+
+
+def test_a_refused_launcher_leaves_the_facts_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "no")
+    monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
+    monkeypatch.setattr(_c_api, "_loaded", {})
+    assert inventory.library_facts(Target.HOST).error is None
 
 
 def test_nothing_wrong() -> None:
@@ -120,7 +131,13 @@ TROUBLES = {
     "torch for CPUs": ({"torch_cuda": None, "gpus": ()}, "built without CUDA", "CUDA build of torch"),
     "hidden GPU": ({"gpus": ()}, "torch finds no GPU", "CUDA_VISIBLE_DEVICES"),
     "old driver": ({"driver_cuda": 12080}, "CUDA 12.8, the library needs 13.0", "update the NVIDIA driver"),
+    "no cuda-python": ({"driver_cuda": None}, "cuda-python finds no driver", "cuda-python>=12"),
     "old GPU": ({"gpus": (OLD_GPU,)}, "NVIDIA L4 is sm_86", "-DSDPA_CUDA_ARCHS=86"),
+    "launcher": (
+        {"launcher": "it is 'no'", "launcher_is_refused": True},
+        "it is 'no'",
+        "SDPA_CUTLASS_LAUNCHER=off",
+    ),
     "packages": ({"cli_packages": {"rich": None, "matplotlib": "3"}}, "the commands need rich$", "cli"),
     "forced": ({"forced_kernel": "*d64*"}, r"'\*d64\*' narrows", "unset SDPA_CUTLASS_FORCE_KERNEL"),
 }

@@ -13,7 +13,12 @@ def rand(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float16, s
 
 
 def torchs_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
-    """torch's own, in float32; a float mask too, and zeros where torch has NaN because a row sees no key."""
+    """torch's own, in float32; a float mask too, and zeros where torch has NaN because a row sees no key.
+
+    Under `enable_gqa` key heads are repeated, since torch 2.4 does not know it.
+    """
+    if options.pop("enable_gqa", False):
+        k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
     mask = options.get("attn_mask")
     if isinstance(mask, torch.Tensor) and mask.is_floating_point():
         options["attn_mask"] = mask.float()

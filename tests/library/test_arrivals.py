@@ -16,6 +16,7 @@ from sdpa_cutlass import arrivals, attention, plan
 from sdpa_cutlass import device as device_module
 from sdpa_cutlass.arrivals import MAX_TILES, arrival_counters, prepare_counters
 from sdpa_cutlass.errors import DriverError
+from tests.library.fake_driver import CUresult, FakeDriver
 from tests.library.reference import expect_close, rand, torchs_attention
 
 CPU = torch.device("cpu")
@@ -117,13 +118,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     for name in ("_of_stream", "_of_capture", "_stocks"):
         monkeypatch.setattr(arrivals, name, {})
 
-    class Driver:
-        def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, capture_id: Any, *others: Any) -> int:  # noqa: N802
-            assert others == (None, None, None)
-            status._obj.value, capture_id._obj.value = 1, found.capture
-            return 0
-
-    monkeypatch.setattr(device_module, "_driver", Driver)
+    driver = FakeDriver(cuStreamGetCaptureInfo=lambda stream: (1, found.capture, "graph", [], 0))
+    monkeypatch.setattr(device_module, "_driver", lambda: driver)
     return found
 
 
@@ -188,7 +184,7 @@ def test_without_a_stock_the_graph_zeroes_counters_itself(fake: FakeTorch) -> No
 
 
 def test_an_error_of_the_driver_is_raised(fake: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = SimpleNamespace(cuStreamGetCaptureInfo_v2=lambda *arguments: 400)
+    driver = FakeDriver(CUresult.CUDA_ERROR_INVALID_HANDLE, cuStreamGetCaptureInfo=lambda stream: ())
     monkeypatch.setattr(device_module, "_driver", lambda: driver)
     prepare_counters(0)
     fake.capture = 1

@@ -48,9 +48,9 @@ def torchs_math(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def by_torchs_math(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-    """torch's answer."""
+    """torch's answer, with 0 where old ones give NaN because a row sees no key."""
     with torchs_math(tensors[0].device.type):
-        return ORIGINAL(*tensors, **options)
+        return ORIGINAL(*tensors, **options).nan_to_num(0)
 
 
 @pytest.mark.parametrize("case", SERVED)
@@ -124,7 +124,8 @@ def test_dropout_is_drawn_from_torchs_generator(device: str) -> None:
 def test_grouped_heads_are_served(device: str) -> None:
     q, k = half(2, 4, 9, 64, device=device), half(2, 2, 11, 64, device=device)
     for mask in (None, half(2, 4, 9, 11, device=device)):
-        expected = ORIGINAL(q, k, k, mask, enable_gqa=True)
+        repeated = k.repeat_interleave(2, 1)  # torch 2.4 has no enable_gqa
+        expected = ORIGINAL(q, repeated, repeated, mask)
         with sdpa_cutlass.enabled(devices=[device]) as usage:
             close(F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True), expected)
         assert usage.served == 1
@@ -171,7 +172,7 @@ def test_compiled_calls_are_served(case: str, device: str) -> None:
         return F.scaled_dot_product_attention(q, k, k, **options) * 2
 
     with torchs_math(device):
-        expected = function(q, k)
+        expected = function(q, k).nan_to_num(0)
     with sdpa_cutlass.enabled(devices=[device]):
         close(torch.compile(function, fullgraph=True, backend=backend)(q, k), expected)
     assert ["sdpa_cutlass" in text for text in code] == [True]

@@ -22,10 +22,13 @@ from sdpa_cutlass import (
     HostCheckError,
     LibraryMismatchError,
     UntrustedLibraryError,
+    _c_api,
     _locate,
     attention,
     call_table,
     calls,
+    enabled,
+    launch,
     launcher,
     plan,
     unfused_attention,
@@ -249,8 +252,57 @@ def test_it_can_be_left_out() -> None:
     )
     assert run_python(code, SDPA_CUTLASS_LAUNCHER="off").stdout == "False None\n"
     assert run_python(code, SDPA_CUTLASS_LAUNCHER="").stdout.startswith("True <")
-    wrong = run_python(code, SDPA_CUTLASS_LAUNCHER="no")
-    assert "SDPA_CUTLASS_LAUNCHER is 'no'; allowed is 'off', or nothing" in wrong.stderr
+
+
+_REFUSED = """
+import torch, sdpa_cutlass
+from sdpa_cutlass import _c_api
+q = torch.randn(1, 2, 9, 64).half()
+out = torch.full_like(q, float("nan"))
+packed, lengths = torch.randn(9, 2, 64).half(), torch.tensor([0, 9], dtype=torch.int32)
+def run():
+    with sdpa_cutlass.enabled(devices="cpu"):
+        out.copy_(torch.nn.functional.scaled_dot_product_attention(q, q, q))
+for call in (
+    lambda: sdpa_cutlass.attention(q, q, q, out=out),
+    lambda: sdpa_cutlass.attention(q, q, q, out=out, attn_mask=torch.ones(9, 9, dtype=torch.bool)),
+    lambda: sdpa_cutlass.unfused_attention(q, q, q, out=out),
+    lambda: sdpa_cutlass.attention_varlen(packed, packed, packed, lengths, lengths, 9, 9),
+    lambda: sdpa_cutlass.plan(q, q, q).run(q, q, q, out),
+    run,
+):
+    try: call()
+    except sdpa_cutlass.SdpaError as error: print(type(error).__name__, error)
+print("kernel ran:", bool(out.isfinite().any()), "library loaded:", bool(_c_api._loaded))
+"""
+
+
+def test_a_wrong_variable_is_told_before_a_kernel_runs() -> None:
+    """Everywhere, and at the start of enabled(): no call is computed twice."""
+    told = run_python(_REFUSED, SDPA_CUTLASS_LAUNCHER="no")
+    *errors, end = told.stdout.splitlines()
+    assert end == "kernel ran: False library loaded: False", told.stderr
+    assert errors == ["ArgumentError SDPA_CUTLASS_LAUNCHER is 'no'; allowed is 'off', or nothing"] * 6
+
+
+def test_a_launcher_that_is_refused_is_told_before_a_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]
+) -> None:
+    def refuse() -> None:
+        raise UntrustedLibraryError("the launcher")
+
+    monkeypatch.setattr(_c_api, "_loaded", {})
+    monkeypatch.setattr(_locate, "locate_launcher", refuse)
+    monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
+    launched: list[object] = []
+    monkeypatch.setattr(launch.Plan, "launch_at", lambda *arguments: launched.append(arguments))
+    for _ in range(2):
+        forget()
+        with pytest.raises(UntrustedLibraryError, match="the launcher"):
+            attention(*qkv("cpu"))
+        with pytest.raises(UntrustedLibraryError, match="the launcher"), enabled(devices="cpu"):
+            pytest.fail("calls would be computed twice")
+    assert launched == []
 
 
 @pytest.fixture
@@ -287,6 +339,9 @@ def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
     installed.write_bytes(b"another one")
     installed.chmod(0o644)
     with pytest.raises(LibraryMismatchError, match="SDPA_CUTLASS_LAUNCHER=off"):
+        _locate.locate_launcher()
+    installed.with_name(_locate.HASHES).unlink()
+    with pytest.raises(LibraryMismatchError, match=r"libraries\.json.*SDPA_CUTLASS_LAUNCHER=off"):
         _locate.locate_launcher()
     installed.unlink()
     assert _locate.locate_launcher() is None

@@ -108,7 +108,6 @@ def test_the_scanner_lets_through() -> None:
 def test_no_source_file_does_what_it_must_not(path: Path) -> None:
     allowed = {
         "_c_api.py": ["loads a library: ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)"],
-        "device.py": ["loads a library: ctypes.CDLL('libcuda.so.1')"],  # the driver's: the system's to find
     }
     expected = allowed.get(path.name, []) if path.parent == ROOT / "sdpa_cutlass" else []
     assert findings(path.read_text(encoding="utf-8")) == expected

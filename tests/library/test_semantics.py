@@ -19,6 +19,7 @@ from benchmarks.semantics.cases import CASES
 from benchmarks.semantics.inputs import ROW_AND_OTHERS, call
 from benchmarks.semantics.outcomes import Call, EdgeCase, Region, in_words, right_answer
 from benchmarks.semantics.table import keeps_promise
+from tests.library.torch_features import GIVES_ZERO_WITHOUT_KEYS
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -73,6 +74,8 @@ def test_drop_in(name: str, device: str) -> None:
     assert name not in REFUSALS
     for region, words in ours.words.items():
         theirs = torchs.words[region]
+        if theirs in ("NaN", "other") and not GIVES_ZERO_WITHOUT_KEYS:
+            continue
         assert words == theirs or (words == "right" and "NaN" in theirs), (region, words, theirs)
 
 
@@ -108,6 +111,8 @@ def test_the_right_answer_is_torchs_in_float64() -> None:
         if options.get("attn_mask") is not None and options["attn_mask"].dtype is not torch.bool:
             options["attn_mask"] = options["attn_mask"].double()
         q, k, v = (tensor.double() for tensor in (made.query, made.key, made.value))
+        if options.pop("enable_gqa", False):  # torch 2.4 does not know it
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
         torch.testing.assert_close(right_answer(made)[0], F.scaled_dot_product_attention(q, k, v, **options))
         compared += 1
     assert compared == 6

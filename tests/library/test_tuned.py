@@ -87,8 +87,9 @@ def test_malformed_tables_are_refused(name: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+FLOATS = st.floats(allow_subnormal=False)  # code that torch 2.4 compiles ends them for the whole process
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(KINDS),
+    st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=20) | st.sampled_from(KINDS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
