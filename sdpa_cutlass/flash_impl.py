@@ -21,7 +21,8 @@ import torch.nn.attention
 
 from . import api
 from .errors import LaunchError, SdpaError, UnsupportedError
-from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims, refusal
+from .torch_refusals import refusal
+from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims
 
 NAME = "sdpa_cutlass"
 _OP = "_scaled_dot_product_flash_attention"
