@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .torch_sdpa import HeadDims
 
 _TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_DTYPES = frozenset((torch.float16, torch.bfloat16))
+DTYPES = frozenset((torch.float16, torch.bfloat16))
 _DTYPE_REASONS = {dtype: f"dtype {dtype}" for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _HAS_CUDNN_BY_DEFAULT = torch.__version__ >= (2, 5)
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -56,7 +56,7 @@ def refusal(
     ):
         return "tensor subclass or vmap"
     dtype = query.dtype
-    if not tracing and dtype not in _DTYPES and not _is_any_autocast_enabled():
+    if not tracing and dtype not in DTYPES and not _is_any_autocast_enabled():
         return _DTYPE_REASONS[dtype]
     if is_grad_enabled() and (
         query.requires_grad
@@ -69,12 +69,12 @@ def refusal(
     head_dims = served.get(device)
     if head_dims is None:
         return f"device {device}"
-    if (dtype not in _DTYPES or attn_mask is not None) and is_autocast_enabled(device.type):
+    if (dtype not in DTYPES or attn_mask is not None) and is_autocast_enabled(device.type):
         dtype = autocast_dtype(device.type, dtype)
         mask_dtype = None if attn_mask is None else autocast_dtype(device.type, attn_mask.dtype)
     else:
         mask_dtype = None if attn_mask is None else attn_mask.dtype
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         return _DTYPE_REASONS[dtype]
     if attn_mask is not None:
         if is_causal:

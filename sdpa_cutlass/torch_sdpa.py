@@ -52,11 +52,11 @@ def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fals
     tensors, tensor subclasses, vmap and tracing by torch.jit.trace or make_fx. So do calls inside a
     torch.nn.attention.sdpa_kernel that leaves out one of flash, mem-efficient, cuDNN and math, and calls that
     torch refuses, such as attn_mask together with is_causal: the error is torch's. Each such call is logged
-    with its reason to the logger "sdpa_cutlass" at debug level; `log_fallbacks` logs each reason once more, as
-    a warning. torch.compile traces the choice into its graph, torch.jit.script compiles torch's own function,
-    a TorchFunctionMode sees the call as one of F.scaled_dot_product_attention; torch.autocast means what it
-    means for torch. Dropout is as likely as torch's and, under the same seed, another: its random numbers are
-    this library's own (see dropout.py).
+    with its reason to the logger "sdpa_cutlass" at debug level; `log_fallbacks` logs each reason once more,
+    as a warning. torch.compile traces the choice into its graph, torch.jit.script compiles torch's own
+    function, a TorchFunctionMode sees the call as one of F.scaled_dot_product_attention; torch.autocast means
+    what it means for torch. Dropout is as likely as torch's and, under the same seed, another: its random
+    numbers are this library's own (see dropout.py).
 
     devices: "cuda", "cpu" or both. By default CUDA, and CPU tensors only where there is no GPU that the
     library can use: the host library is for tests and is slow.
@@ -88,8 +88,8 @@ def disable() -> None:
 def enabled(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Iterator[Usage]:
     """`enable` for the length of a with block, also when it ends by an exception. Yields the block's counts.
 
-    Blocks nest with each other and with `enable`; their devices add up, and end with the block. The function is replaced in all
-    threads, and put back when the last block of any thread has ended.
+    Blocks nest with each other and with `enable`; their devices add up, and end with the block. The function
+    is replaced in all threads, and put back when the last block of any thread has ended.
     """
     usage = Usage(log_fallbacks=log_fallbacks)
     with _lock:
