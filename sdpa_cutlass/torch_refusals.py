@@ -8,6 +8,7 @@ calls raise an SdpaError, and torch_sdpa.py hands them to torch then.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,7 +69,7 @@ def refusal(
     device = query.device
     head_dims = served.get(device)
     if head_dims is None:
-        return f"device {device}"
+        return "device" if tracing else _device_reason(device)
     if (dtype not in DTYPES or attn_mask is not None) and is_autocast_enabled(device.type):
         dtype = autocast_dtype(device.type, dtype)
         mask_dtype = None if attn_mask is None else autocast_dtype(device.type, attn_mask.dtype)
@@ -120,6 +121,12 @@ def autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
     """What torch.autocast makes of a tensor of `dtype`."""
     eligible = dtype.is_floating_point and dtype != torch.float64
     return torch.get_autocast_dtype(device_type) if eligible else dtype
+
+
+@functools.cache
+def _device_reason(device: torch.device) -> str:
+    """Kept, because a device takes a microsecond to print."""
+    return f"device {device}"
 
 
 def _other_than_memory(tensors: tuple[torch.Tensor, ...]) -> str | None:

@@ -227,11 +227,11 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
                     patch.function, (query, key, value, attn_mask), query, key, value, attn_mask,
                     dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
                 )  # fmt: skip
-            reason = refusal(
-                patch.served, query, key, value, None if is_bias else attn_mask, dropout_p, is_causal
-            )
-            if reason is None and names_backends():
-                reason = "backends named by sdpa_kernel"
+            if names_backends():
+                reason: str | None = "backends named by sdpa_kernel"
+            else:
+                mask = None if is_bias else attn_mask
+                reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
             detail: object = None
             if reason is None and tracing:
                 return _serve(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
