@@ -82,10 +82,16 @@ def refusal(
             return "attn_mask with is_causal"
         if mask_dtype not in (torch.bool, torch.float32, dtype):
             return f"attn_mask's dtype {mask_dtype}"
-    if not tracing and (_len_torch_dispatch_stack() or _is_tracing()):  # which makes tensors of sizes
-        return "dispatch mode or tracing"
-    if query.is_nested or key.is_nested or value.is_nested or (attn_mask is not None and attn_mask.is_nested):
-        return "nested tensor"  # strided ones have no sizes to look at
+    if not tracing:
+        if _len_torch_dispatch_stack() or _is_tracing():  # which makes tensors of sizes
+            return "dispatch mode or tracing"
+        if (
+            query.is_nested
+            or key.is_nested
+            or value.is_nested
+            or (attn_mask is not None and attn_mask.is_nested)
+        ):
+            return "nested tensor"  # strided ones have no sizes to look at; dynamo takes none
     if (
         query.dim() < 2
         or value.dim() < 2

@@ -47,8 +47,8 @@ MUTANTS = (
         name="nested_tensors_are_asked_for_their_shape",
         defect="strided nested tensors reach the checks of sizes",
         file="torch_refusals.py",
-        old="if query.is_nested or key.is_nested or value.is_nested or",
-        new="if",
+        old='return "nested tensor"',
+        new="pass",
         tests="tests/library/test_enable_edges.py::test_strided_nested_tensors_are_torchs",
     ),
     PythonMutant(
