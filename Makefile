@@ -8,6 +8,8 @@ CUDA_KERNELS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 TORCH ?= 2.4.1 2.11.0 newest
+TORCH_SUITE ?=
+TORCH_SUITE_ARGS ?=
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
@@ -19,7 +21,7 @@ CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMA
 CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report wheel-check compat lock clean tools
+.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
 .NOTPARALLEL:
 
 help:
@@ -31,6 +33,7 @@ help:
 	@echo "make lint types  ruff; mypy"
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
 	@echo "make gpu-report  sanitizers, guard pages, streams, graphs, faults on this machine's GPU, in build/gpu_report.json"
+	@echo "make torch-suite PyTorch's test_transformers.py with and without the library (TORCH_SUITE=its source tree or the file)"
 	@echo "make wheel-check installs dist/*.whl in bare environments of every Python found, and runs it"
 	@echo "make compat      tests/library under other releases of torch (TORCH='2.4.1 newest'): downloads gigabytes"
 	@echo "make format      let ruff format the Python files"
@@ -87,6 +90,10 @@ gates: $(VENV)/.dev
 
 gpu-report: $(VENV)/.dev
 	@$(BIN)/python -m tests.gpu_report --out build/gpu_report.json
+
+torch-suite: $(VENV)/.dev
+	@test -n "$(TORCH_SUITE)" || { echo "Set TORCH_SUITE=/path/to/pytorch, of the installed torch's version"; exit 2; }
+	@$(BIN)/python -m tests.torch_suite "$(TORCH_SUITE)" $(TORCH_SUITE_ARGS)
 
 wheel-check: $(VENV)/.dev
 	@$(BIN)/python cmake/check_wheel.py dist/*.whl

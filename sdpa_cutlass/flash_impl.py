@@ -5,11 +5,15 @@
     torch.nn.attention.restore_flash_attention_impl()
 
 Importing registers the name and activates nothing. Once activated, the CUDA kernel of
-aten::_scaled_dot_product_flash_attention is ours: it serves whatever torch gives to its flash backend, from
-C++ callers and early-bound references to F.scaled_dot_product_attention too. Calls that this library cannot
-serve go to the kernel that was there before, and so does dropout, whose random numbers torch's backward would
-have to draw again. Backward stays torch's own: it needs only `out` and
-softmax_lse, which have torch's meaning here.
+aten::_scaled_dot_product_flash_attention is ours: it serves what torch gives to its flash backend, from C++
+callers and early-bound references to F.scaled_dot_product_attention too. What the operator means is not what
+F.scaled_dot_product_attention means: `is_causal` is bottom_right here, and softmax_lse is +inf in a row that
+sees no key.
+
+The kernel that was there before keeps the calls that this library cannot serve, dropout, whose random numbers
+torch's backward would have to draw again, and every call whose inputs require grad: a kernel sees them below
+autograd, and so training stays torch's, forward and backward. Varlen and nested calls use other operators,
+which are not replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ import torch.nn.attention
 
 from . import api
 from .errors import LaunchError, SdpaError, UnsupportedError
-from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims, refusal
+from .problem import Causal
+from .torch_refusals import DTYPES, refusal
+from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims
 
 NAME = "sdpa_cutlass"
 _OP = "_scaled_dot_product_flash_attention"
@@ -71,6 +77,8 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
         reason = "debug mask" if return_debug_mask else "dropout_p" if dropout_p else None
         if reason is None:
             reason = refusal(served, query, key, value, None, dropout_p, is_causal)
+        if reason is None and not _operator_takes(query, key, value):
+            reason = "shapes or dtypes"
         detail: object = None
         if reason is None:
             try:
@@ -78,7 +86,7 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                     query,
                     key,
                     value,
-                    causal="top_left" if is_causal else None,
+                    causal=Causal.BOTTOM_RIGHT if is_causal else None,
                     scale=scale,
                     return_lse=True,
                 )
@@ -92,8 +100,11 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                     torch.empty(size, dtype=torch.uint64, device=query.device) for size in ((2,), ())
                 )
                 debug_mask = torch.empty(0, dtype=query.dtype, device=query.device)
-                lengths = (query.shape[2], key.shape[2])
-                return out, softmax_lse, None, None, *lengths, seed, offset, debug_mask
+                seqlen_q, seqlen_k = query.shape[2], key.shape[2]
+                num_hidden = seqlen_q - seqlen_k if is_causal or seqlen_k == 0 else 0
+                if num_hidden > 0:  # rows that see no key
+                    softmax_lse[:, :, :num_hidden] = torch.inf
+                return out, softmax_lse, None, None, seqlen_q, seqlen_k, seed, offset, debug_mask
         if original is None:
             raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
         count_fallback(reason, detail)
@@ -102,6 +113,20 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
         )
 
     return kernel
+
+
+def _operator_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether torch's operator takes these tensors; ours broadcasts, pads and casts more than it does.
+
+    query [B, Hq, Sq, D], key and value [B, Hkv, Sk, D], of one dtype.
+    """
+    return (
+        query.dtype in DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and query.dim() == key.dim() == 4
+        and key.shape == value.shape
+        and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
+    )
 
 
 def _original_kernel() -> Any:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import api, checks
+from . import api
 from ._c_api import library
 from ._locate import Target
 from .device import cuda_device
@@ -46,13 +47,16 @@ class Usage:
 def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Usage:
     """Serves F.scaled_dot_product_attention from this library, in the whole process, until `disable`.
 
-    What the library cannot serve goes to torch as before: inputs that require grad; a head_dim above the
-    largest kernel's; dtypes but float16 and bfloat16; other devices; tensor subclasses, vmap and tracing by
-    torch.jit.trace or make_fx. So do calls that torch refuses, such as attn_mask together with is_causal:
-    the error is torch's. Each such call is logged with its reason to the logger "sdpa_cutlass" at debug
-    level; `log_fallbacks` logs each reason once more, as a warning. torch.compile traces the choice into its
-    graph; torch.autocast means what it means for torch. Dropout is as likely as torch's and, under the same
-    seed, another: its random numbers are this library's own (see dropout.py).
+    What the library cannot serve goes to torch as before: inputs that require grad or carry a forward-mode
+    gradient; a head_dim above the largest kernel's; dtypes but float16 and bfloat16; other devices; nested
+    tensors, tensor subclasses, vmap and tracing by torch.jit.trace or make_fx. So do calls inside a
+    torch.nn.attention.sdpa_kernel that leaves out one of flash, mem-efficient, cuDNN and math, and calls that
+    torch refuses, such as attn_mask together with is_causal: the error is torch's. Each such call is logged
+    with its reason to the logger "sdpa_cutlass" at debug level; `log_fallbacks` logs each reason once more,
+    as a warning. torch.compile traces the choice into its graph, torch.jit.script compiles torch's own
+    function, a TorchFunctionMode sees the call as one of F.scaled_dot_product_attention; torch.autocast means
+    what it means for torch. Dropout is as likely as torch's and, under the same seed, another: its random
+    numbers are this library's own (see dropout.py).
 
     devices: "cuda", "cpu" or both. By default CUDA, and CPU tensors only where there is no GPU that the
     library can use: the host library is for tests and is slow.
@@ -66,10 +70,11 @@ def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fals
     with _lock:
         served = _served_head_dims(devices)
         if _state.explicit is None:
-            _state.explicit = Usage()
-        _state.explicit.log_fallbacks = log_fallbacks
-        _state.update(served)
-        return _state.explicit
+            _state.explicit = _Watch(Usage(), {})
+        _state.explicit.usage.log_fallbacks = log_fallbacks
+        _state.explicit.served |= served
+        _state.update(replaces=True)
+        return _state.explicit.usage
 
 
 def disable() -> None:
@@ -83,19 +88,19 @@ def disable() -> None:
 def enabled(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Iterator[Usage]:
     """`enable` for the length of a with block, also when it ends by an exception. Yields the block's counts.
 
-    Blocks nest with each other and with `enable`, and their devices add up. The function is replaced in all
-    threads, and put back when the last block of any thread has ended.
+    Blocks nest with each other and with `enable`; their devices add up, and end with the block. The function
+    is replaced in all threads, and put back when the last block of any thread has ended.
     """
     usage = Usage(log_fallbacks=log_fallbacks)
     with _lock:
-        served = _served_head_dims(devices)
-        _state.contexts.append(usage)
-        _state.update(served)
+        watch = _Watch(usage, _served_head_dims(devices))
+        _state.contexts.append(watch)
+        _state.update(replaces=True)
     try:
         yield usage
     finally:
         with _lock:
-            _state.contexts = [other for other in _state.contexts if other is not usage]
+            _state.contexts.remove(watch)
             _state.update()
 
 
@@ -110,44 +115,57 @@ class HeadDims(NamedTuple):
     """The largest with dropout; 0 when there is none."""
 
 
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """One `enable` or one `with enabled()` block: its counts, and what it wants served."""
+
+    usage: Usage
+    served: dict[Any, HeadDims]
+
+
 class _Patch:
     """One replacement of torch's function. `active` ends it where others keep a reference to it."""
 
-    def __init__(self, original: Callable[..., torch.Tensor], served: dict[Any, HeadDims]) -> None:
+    def __init__(self, original: Callable[..., torch.Tensor]) -> None:
         self.original = original
-        self.served = served
+        self.served: dict[Any, HeadDims] = {}
         self.active = True
         self.function = _replacement(self)
+        _resolve_in_scripts(self.function, original)
 
 
 class _State:
     """Who wants the replacement, and the replacement. Changed under `_lock` only."""
 
     def __init__(self) -> None:
-        self.explicit: Usage | None = None
-        self.contexts: list[Usage] = []
+        self.explicit: _Watch | None = None
+        self.contexts: list[_Watch] = []
         self.watchers: tuple[Usage, ...] = ()
         self.patch: _Patch | None = None
 
-    def update(self, served: dict[Any, HeadDims] | None = None) -> None:
-        """Puts the replacement in place or takes it away, as `explicit` and `contexts` ask."""
+    def update(self, *, replaces: bool = False) -> None:
+        """Serves what `explicit` and `contexts` ask for, or puts torch's function back.
+
+        `replaces` also replaces a function that somebody else has put into the place of ours meanwhile.
+        """
         import torch.nn.functional as F
 
-        self.watchers = tuple(self.contexts) if self.explicit is None else (self.explicit, *self.contexts)
+        watches = self.contexts if self.explicit is None else [self.explicit, *self.contexts]
+        self.watchers = tuple(watch.usage for watch in watches)
         patch = self.patch
         buried = patch is not None and F.scaled_dot_product_attention is not patch.function
-        if patch is not None and (not self.watchers or (buried and served is not None)):
+        if patch is not None and (not watches or (buried and replaces)):
             patch.active = False
             if not buried:
                 F.scaled_dot_product_attention = patch.original
             self.patch = patch = None
-        if self.watchers and served is not None:
-            if patch is None:
-                self.patch = _Patch(F.scaled_dot_product_attention, served)
-                F.scaled_dot_product_attention = self.patch.function
-            else:
-                patch.served = {**patch.served, **served}
-            from . import flash_impl  # noqa: F401  registers this library at torch's swap point
+        if not watches:
+            return
+        if patch is None:
+            self.patch = patch = _Patch(F.scaled_dot_product_attention)
+            F.scaled_dot_product_attention = patch.function
+        patch.served = {device: dims for watch in watches for device, dims in watch.served.items()}
+        from . import flash_impl  # noqa: F401  registers this library at torch's swap point
 
 
 _lock = threading.RLock()
@@ -162,21 +180,30 @@ def count_served() -> None:
 
 def count_fallback(reason: str, detail: object = None) -> None:
     """Counts and logs a call that torch serves. `reason` is one of few; `detail` is for the log."""
-    message = reason if detail is None else f"{reason}: {detail}"
-    logger.debug("scaled_dot_product_attention left to torch: %s", message)
+    is_logged = logger.isEnabledFor(logging.DEBUG)
+    message = ""
     for usage in _state.watchers:
         usage.fallbacks[reason] += 1
-        if usage.log_fallbacks and usage.fallbacks[reason] == 1:
+        is_told = usage.log_fallbacks and usage.fallbacks[reason] == 1
+        if is_told or is_logged:
+            message = reason if detail is None else f"{reason}: {detail}"
+        if is_told:
             logger.warning("scaled_dot_product_attention left to torch (told once): %s", message)
+    if is_logged:
+        logger.debug("scaled_dot_product_attention left to torch: %s", message or reason)
 
 
 def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
     import torch
+    from torch._C import _is_torch_function_mode_enabled
     from torch.nn.attention.bias import CausalBias
     from torch.overrides import handle_torch_function
 
+    from .torch_refusals import names_backends, refusal
+
     functional = torch.nn.functional
     is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+    torch_takes = _TorchTakes()
 
     def scaled_dot_product_attention(
         query: torch.Tensor,
@@ -189,11 +216,22 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """torch.nn.functional.scaled_dot_product_attention, replaced by sdpa_cutlass.enable()."""
-        is_bias = isinstance(attn_mask, CausalBias)
-        mask = None if is_bias else attn_mask
-        if patch.active:
-            reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
-            tracing = is_dynamo_compiling()
+        tracing = is_dynamo_compiling()
+        is_bias = attn_mask is not None and isinstance(attn_mask, CausalBias)
+        active = patch.active
+        if active and (is_causal or attn_mask is not None) and not tracing:
+            active = not torch_takes.bias  # what torch makes of a bias is causal or has a mask
+        if active:
+            if not tracing and _is_torch_function_mode_enabled():  # it sees the call, which then comes again
+                return handle_torch_function(
+                    patch.function, (query, key, value, attn_mask), query, key, value, attn_mask,
+                    dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+                )  # fmt: skip
+            if names_backends():
+                reason: str | None = "backends named by sdpa_kernel"
+            else:
+                mask = None if is_bias else attn_mask
+                reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
             detail: object = None
             if reason is None and tracing:
                 return _serve(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -207,79 +245,52 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
                 else:
                     count_served()
                     return out
-            if not tracing and not is_bias:  # what torch makes of a bias comes here again
+            if not tracing:
                 count_fallback(reason, detail)
+        if not is_bias:
+            if scale is None and not enable_gqa:  # keywords cost time
+                return patch.original(query, key, value, attn_mask, dropout_p, is_causal)
+            if enable_gqa:  # torch 2.4 does not know it
+                return patch.original(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+                )
+            return patch.original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
         options: dict[str, Any] = {"scale": scale}
         if enable_gqa:
-            options["enable_gqa"] = True  # torch 2.4 does not know it
-        arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-        if is_bias:  # it looks for the function that stands in functional, which the original is not
-            return handle_torch_function(
-                functional.scaled_dot_product_attention, (attn_mask,), *arguments, **options
-            )
-        return patch.original(*arguments, **options)
+            options["enable_gqa"] = True
+        with contextlib.nullcontext() if tracing else torch_takes:
+            return handle_torch_function(  # a bias knows the function that stands in functional
+                functional.scaled_dot_product_attention, (attn_mask,),
+                query, key, value, attn_mask, dropout_p, is_causal, **options,
+            )  # fmt: skip
 
     return scaled_dot_product_attention
 
 
-def refusal(
-    served: dict[Any, HeadDims],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-) -> str | None:
-    """Why torch has to serve this call, or None. torch.compile traces it; it reads no data."""
-    import torch
+class _TorchTakes(threading.local):
+    """Whether this thread is inside a call that was left to torch, and that torch makes another call of."""
 
-    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    if not torch.compiler.is_dynamo_compiling():
-        for tensor in tensors:
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or checks.is_virtual(tensor):
-                return "tensor subclass or vmap"
-        if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
-            return "dispatch mode or tracing"
-    device = query.device
-    head_dims = served.get(device)
-    if head_dims is None:
-        return f"device {device}"
-    if (
-        query.dim() < 2
-        or value.dim() < 2
-        or not _has_kernel(
-            head_dims, query.shape[-1], value.shape[-1], has_mask=attn_mask is not None, dropout_p=dropout_p
-        )
-    ):
-        return "head_dim"
-    dtype = query.dtype
-    autocast = torch.is_autocast_enabled(device.type)
-    if autocast:
-        dtype = _autocast_dtype(device.type, dtype)
-    if dtype not in (torch.float16, torch.bfloat16):
-        return f"dtype {dtype}"
-    if attn_mask is not None:
-        if is_causal:
-            return "attn_mask with is_causal"
-        mask_dtype = _autocast_dtype(device.type, attn_mask.dtype) if autocast else attn_mask.dtype
-        if mask_dtype not in (torch.bool, torch.float32, dtype):
-            return f"attn_mask's dtype {mask_dtype}"
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor.requires_grad:
-                return "requires grad"
-    return None
+    bias = False
+
+    def __enter__(self) -> None:
+        self.bias = True
+
+    def __exit__(self, *_: object) -> None:
+        self.bias = False
 
 
-def _has_kernel(
-    head_dims: HeadDims, head_dim: int, head_dim_v: int, *, has_mask: bool, dropout_p: float
-) -> bool:
-    """Whether some fused kernel takes these head dimensions, padded where need be."""
-    if not has_mask and dropout_p == 0 and head_dim == head_dim_v and head_dim in head_dims.plain:
-        return True
-    largest = head_dims.general if dropout_p == 0 else head_dims.dropout
-    return 0 < head_dim <= largest and 0 < head_dim_v <= largest
+def _resolve_in_scripts(function: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Makes torch.jit.script compile `original` where it meets `function`, which it could not compile."""
+    from torch.jit import _builtins
+
+    builtin = _builtins._find_builtin(original)
+    if builtin is None:  # somebody's function in Python: TorchScript follows these attributes to it
+        function.__name__ = original.__name__
+        function.__original_fn = original  # type: ignore[attr-defined]
+        function.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+        return
+    _builtins._register_builtin(function, builtin)  # by its id
+    weakref.finalize(function, _builtins._get_builtin_table().pop, id(function), None)
 
 
 def _serve(
@@ -297,20 +308,14 @@ def _serve(
 
     device_type = query.device.type
     if torch.is_autocast_enabled(device_type):
+        from .torch_refusals import autocast_dtype
+
         query, key, value = (
-            tensor.to(_autocast_dtype(device_type, tensor.dtype)) for tensor in (query, key, value)
+            tensor.to(autocast_dtype(device_type, tensor.dtype)) for tensor in (query, key, value)
         )
     return api.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-
-
-def _autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """What torch.autocast makes of a tensor of `dtype`."""
-    import torch
-
-    eligible = dtype.is_floating_point and dtype != torch.float64
-    return torch.get_autocast_dtype(device_type) if eligible else dtype
 
 
 def _served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
 from sdpa_cutlass import flash_impl
@@ -62,12 +64,14 @@ class FakeOriginal:
         return args, options
 
 
+@swap_point
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
     """On tensors of any device: results, their order and their layout as the aten operator's."""
     q, k = half(2, 4, 9, 64, device=device), half(2, 4, 11, 64, device=device)
-    inputs = (tensor.float() for tensor in (q, k, k))
-    expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal, scale=0.3)
+    inputs = [tensor.float() for tensor in (q, k, k)]
+    lower_right = causal_lower_right(9, 11)._materialize(q.device) if is_causal else None
+    expected = F.scaled_dot_product_attention(*inputs, lower_right, scale=0.3)
     kernel = flash_impl.make_kernel({q.device: HEAD_DIMS}, FakeOriginal())
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         results = kernel("keys", q, k, k, 0.0, is_causal, scale=0.3)
@@ -86,6 +90,49 @@ def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
         kernel("keys", q.clone().requires_grad_(), k, k)
         wide = half(2, 4, 9, 72, device=device)
         kernel("keys", wide, wide, wide)
-    assert usage.fallbacks == {"dropout_p": 1, "debug mask": 1, "requires grad": 1, "head_dim": 1}
+        for refused in ((q[0], k[0], k[0]), (q, k[:1], k[:1]), (q, k, k[..., :32])):
+            kernel("keys", *refused)
+        with torch.autocast(device, dtype=torch.float16):
+            kernel("keys", q.float(), k.float(), k.float())
+            kernel("keys", q, k.float(), k.float())
+    assert usage.served == 1
+    assert usage.fallbacks == {
+        "dropout_p": 1, "debug mask": 1, "requires grad": 1, "head_dim": 1, "shapes or dtypes": 5
+    }  # fmt: skip
     with pytest.raises(UnsupportedError, match="dropout_p"):
         flash_impl.make_kernel({q.device: HEAD_DIMS}, None)("keys", q, k, k, 0.1)
+
+
+@swap_point
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 36])
+def test_activated_it_gives_what_torchs_own_kernel_gives(compiled: bool, head_dim: int) -> None:
+    """Every way to the operator: is_causal, both biases, more and fewer keys than rows, a padded head_dim."""
+    calls: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = []
+    for seqlen_q, seqlen_k in ((23, 56), (56, 56), (1, 130), (200, 200)):
+        q = half(2, 4, seqlen_q, head_dim, device="cuda")
+        k = half(2, 4, seqlen_k, head_dim, device="cuda", seed=1)
+        calls.append(((q, k, k), {}))
+        calls.append(((q, k, k), {"attn_mask": causal_lower_right(seqlen_q, seqlen_k)}))
+        calls.append(((q, k, k), {"attn_mask": causal_upper_left(seqlen_q, seqlen_k)}))
+        calls.append(((q, k, k), {"is_causal": True, "scale": 0.3}))
+
+    def run() -> list[torch.Tensor]:
+        torch._dynamo.reset()
+
+        def function(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+            return F.scaled_dot_product_attention(*tensors, **options)
+
+        chosen = torch.compile(function, backend="aot_eager") if compiled else function
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            return [chosen(*tensors, **options) for tensors, options in calls]
+
+    expected = run()
+    torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
+    try:
+        found = run()
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    for out, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(out.float(), wanted.float(), atol=3e-3, rtol=3e-3)

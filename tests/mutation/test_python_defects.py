@@ -1,0 +1,85 @@
+"""Defects in the Python between torch and the kernels, each of which the tests that it names must find.
+
+The mutants of the headers need a compiler; these need a copy of the package with one line changed. The tests
+run on the host library as it is built.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sdpa_cutlass import _c_api
+from sdpa_cutlass._locate import Target
+from tests.mutation.model import ROOT
+
+PACKAGE = "sdpa_cutlass"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonMutant:
+    """One edit of a file of the package, and the tests that have to find it."""
+
+    name: str
+    defect: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    PythonMutant(
+        name="flash_operator_is_top_left",
+        defect="is_causal of the flash operator is taken for that of F.scaled_dot_product_attention",
+        file="flash_impl.py",
+        old="causal=Causal.BOTTOM_RIGHT if is_causal",
+        new="causal=Causal.TOP_LEFT if is_causal",
+        tests="tests/library/test_mappings.py::test_row[cpu-flash_is_causal]",
+    ),
+    PythonMutant(
+        name="nested_tensors_are_asked_for_their_shape",
+        defect="strided nested tensors reach the checks of sizes",
+        file="torch_refusals.py",
+        old='return "nested tensor"',
+        new="pass",
+        tests="tests/library/test_enable_edges.py::test_strided_nested_tensors_are_torchs",
+    ),
+    PythonMutant(
+        name="named_backends_are_ignored",
+        defect="sdpa_kernel(...) does not keep a call from this library",
+        file="torch_sdpa.py",
+        old="if names_backends():",
+        new="if False:",
+        tests="tests/library/test_enable_edges.py::test_backends_that_are_named_are_torchs",
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_defect_is_found(mutant: PythonMutant, tmp_path: Path) -> None:
+    text = (ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1
+    for folder in (PACKAGE, "tests/library"):
+        ignored = shutil.ignore_patterns("__pycache__", "cli", "machine_code", "simt")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    assert _run(tmp_path, mutant.tests) == 0  # without the defect
+    (tmp_path / PACKAGE / mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    assert _run(tmp_path, mutant.tests) == 1
+
+
+def _run(place: Path, tests: str) -> int:
+    """pytest's exit status of `tests` in the copy at `place`."""
+    library = str(_c_api.library(Target.HOST).path)
+    environment = {**os.environ, Target.HOST.environment_variable: library, "SDPA_CUTLASS_LAUNCHER": "off"}
+    command = [sys.executable, "-m", "pytest", "-q", "--device", "cpu", "-p", "no:cacheprovider", tests]
+    return subprocess.run(command, cwd=place, env=environment, stdout=subprocess.DEVNULL).returncode
