@@ -142,19 +142,6 @@ def driver_version() -> int | None:
     return version.value if status == 0 else None
 
 
-def capture_id(stream: int) -> int:
-    """What tells the CUDA graph capture that goes on in `stream` from all others of the process.
-
-    Raises DriverError.
-    """
-    status, found = ctypes.c_int(), ctypes.c_uint64()
-    _ask(
-        "cuStreamGetCaptureInfo_v2",
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), None, None, None,
-    )  # fmt: skip
-    return found.value
-
-
 def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:
     """True when a library built for CMake's `archs` list ("89;90-real") has code for this compute capability.
 
