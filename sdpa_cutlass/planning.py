@@ -179,6 +179,8 @@ def prepare(
     read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
     if executed.plan is None or not all(checks.is_loadable(canonical) for _, canonical in read):
         return None
+    if lse is not None and checks.is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
+        return None
     mask = bound.given.mask
     if mask is not None:
         read.append((inputs.attn_mask, mask))

@@ -6,6 +6,7 @@ keep no memory of torch's, which could be that of a CUDA graph.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdpa_cutlass import attention, attention_varlen, calls, plan, varlen
 from tests.host_compiler import compiler, include_flags
-from tests.library.reference import decoding, expect_close, rand, torchs_attention
+from tests.library.reference import decoding, expect_close, rand, softmax_lse, torchs_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = (
@@ -115,6 +117,30 @@ def test_softmax_lse_of_known_calls_is_as_that_of_the_first(
         assert lse.is_contiguous()
         assert torch.equal(lse, found[0])
     assert len({lse.data_ptr() for lse in found}) == len(found)
+
+
+@pytest.mark.usefixtures("_nothing_known")
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}], ids=["out", "lse"])
+@pytest.mark.parametrize("is_split", [True, False], ids=["split", "one CTA"])
+def test_nothing_of_a_fake_tensor_mode_is_kept(is_split: bool, options: dict[str, bool]) -> None:
+    """In the mode, torch makes tensors without memory. What becomes of the call there is another matter."""
+    tensors = decoding("cpu", keys=3000 if is_split else 9)
+
+    def call() -> None:
+        out = torch.empty_like(tensors[0])
+        for known in (False, True):
+            with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
+                attention(*tensors, out=out if known else torch.empty_like(tensors[0]), **options)
+        for _ in range(3):
+            found = attention(*tensors, out=out, **options)
+            expect_close(out, torchs_attention(*tensors, enable_gqa=True))
+            if options:
+                lse = softmax_lse(tensors[0], tensors[1].repeat_interleave(4, 1))
+                torch.testing.assert_close(found[1], lse, atol=1e-4, rtol=1e-5)
+
+    with ThreadPoolExecutor(1) as pool:  # a thread that has called nothing before
+        pool.submit(call).result()
 
 
 FAILED_LAUNCHES = """
