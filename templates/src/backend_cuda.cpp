@@ -164,9 +164,9 @@ Status add_counters(const KernelRow &row, sdpa_params &params, int device, cudaS
   if (error != cudaSuccess) return cuda_status("cudaStreamGetCaptureInfo", error);
   error = cudaStreamGetId(stream, &stream_id);  // handles come back, and one stands for a stream of every thread
   if (error != cudaSuccess) return cuda_status("cudaStreamGetId", error);
-  const bool is_captured = capture == cudaStreamCaptureStatusActive;
+  const CounterUser user(stream_id, capture == cudaStreamCaptureStatusActive ? capture_id + 1 : 0);
   CounterPool *const pool = counter_pool(device);
-  if (pool != nullptr) params.split_arrivals = pool->find({stream_id, capture_id, is_captured}, make_counters);
+  if (pool != nullptr) params.split_arrivals = pool->find(user, make_counters);
   if (params.split_arrivals != nullptr) return {};
   params.split_arrivals = counters_in_workspace(row, params);
   error = cudaMemsetAsync(params.split_arrivals, 0, CounterPool::kSetBytes, stream);

@@ -9,23 +9,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 
 #include "sdpa/c_api.h"
 
 namespace sdpa {
 
-// capture: the id of the graph capture that goes on in the stream, meaningless unless is_captured.
-struct CounterUser {
-  uint64_t stream;
-  uint64_t capture;
-  bool is_captured;
-
-  bool operator==(const CounterUser &other) const {
-    return stream == other.stream && is_captured == other.is_captured && (!is_captured || capture == other.capture);
-  }
-};
+// A stream's id, and the capture that goes on in it: its id + 1, or 0 for none.
+using CounterUser = std::pair<uint64_t, uint64_t>;
 
 class CounterPool {
  public:
@@ -57,13 +50,6 @@ class CounterPool {
   }
 
  private:
-  struct Hash {
-    size_t operator()(const CounterUser &user) const {
-      const uint64_t capture = user.is_captured ? user.capture + 1 : 0;
-      return static_cast<size_t>((user.stream + capture * 0x9E3779B97F4A7C15u) * 0xC2B2AE3D27D4EB4Fu);
-    }
-  };
-
   bool add_chunk(MakeChunk make_chunk) {
     if (num_chunks_ == kMaxChunks) return false;
     uint32_t *const chunk = make_chunk();
@@ -75,7 +61,7 @@ class CounterPool {
   }
 
   std::mutex mutex_;
-  std::unordered_map<CounterUser, uint32_t *, Hash> sets_;
+  std::map<CounterUser, uint32_t *> sets_;
   uint32_t *unused_ = nullptr;
   size_t num_unused_ = 0;
   size_t num_chunks_ = 0;

@@ -105,8 +105,9 @@ def test_a_stream_that_has_the_handle_of_a_destroyed_one(own_stream: Callable[[]
             with torch.cuda.stream(stream):
                 planned._plan.launch(*tensors, out, None)
     torch.cuda.synchronize()
-    assert len(set(handles)) < len(handles), "no handle came back"
     assert sum(not torch.equal(out, expected) for out in outs) == 0
+    if len(set(handles)) == len(handles):
+        pytest.skip("the driver gave no handle a second time")
 
 
 # ---- CUDA graphs ----
@@ -158,7 +159,7 @@ from sdpa_cutlass import attention
 torch.manual_seed(0)
 given = [torch.randn(1, h, n, 64, device="cuda").half() for h, n in ((8, 2), (2, 20_000), (2, 20_000))]
 expected = attention(*given)
-kept, before = [], torch.cuda.mem_get_info()[0]
+kept = []
 pool = torch.cuda.graph_pool_handle()
 for _ in range(4096 + 50):
     graph = torch.cuda.CUDAGraph()
@@ -183,6 +184,7 @@ def test_more_graphs_than_the_library_has_counters_for() -> None:
 COMPILED = """
 import sys, torch
 from sdpa_cutlass import attention
+from torch._dynamo.utils import counters
 return_lse, is_first = (argument == "True" for argument in sys.argv[1:])
 torch.manual_seed(0)
 
@@ -207,6 +209,7 @@ if is_first:
 for parts, others in zip(found, expected, strict=True):
     for part, other in zip(parts, others, strict=True):
         assert torch.equal(part, other), (part - other).abs().max()
+assert counters["inductor"]["cudagraph_skips"] == 0
 """
 
 
@@ -217,4 +220,3 @@ def test_compiled_with_reduced_overhead(return_lse: bool, is_first: bool) -> Non
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(return_lse), str(is_first)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "skipping cudagraphs" not in done.stderr
