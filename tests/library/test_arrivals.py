@@ -11,14 +11,16 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sdpa_cutlass import attention, attention_varlen, calls, plan, varlen
+from sdpa_cutlass import attention, attention_varlen, calls, launch, plan, varlen
 from tests.host_compiler import compiler, include_flags
 from tests.library.reference import decoding, expect_close, rand, softmax_lse, torchs_attention
 
@@ -232,3 +234,62 @@ def test_threads_may_decode_in_parallel() -> None:
 
     with ThreadPoolExecutor(len(tensors)) as pool:
         assert all(pool.map(decode, tensors, expected))
+
+
+class FakeTorch:
+    """torch.cuda's streams, and where `empty` was called."""
+
+    uint8 = torch.uint8
+
+    def __init__(self, *, is_capturing: bool) -> None:
+        self.current: tuple[object, ...] = ("cuda:0", "stream 0 of 0")
+        self.made: list[tuple[object, ...]] = []
+        self.recorded: list[object] = []
+        self.cuda = SimpleNamespace(
+            device=lambda device: self.inside(str(device), f"stream 2 of {device.index}"),
+            stream=lambda stream: self.inside(self.current[0], stream),
+            Stream=lambda index: f"another stream of {index}",
+            current_stream=lambda device: f"stream 2 of {device.index}",
+            is_current_stream_capturing=lambda: is_capturing and self.current[0] == "cuda:1",
+        )
+
+    @contextlib.contextmanager
+    def inside(self, *place: object) -> Iterator[None]:
+        before, self.current = self.current, place
+        yield
+        self.current = before
+
+    def empty(self, size: int, dtype: torch.dtype, device: object) -> SimpleNamespace:
+        assert (dtype, str(device)) == (torch.uint8, "cuda:1")
+        self.made.append((size, *self.current))
+        return SimpleNamespace(data_ptr=lambda: 255, record_stream=self.recorded.append)
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_capturing", "made_on", "recorded"),
+    [
+        (0, False, ("cuda:0", "stream 0 of 0"), []),
+        (64, False, ("cuda:0", "stream 0 of 0"), []),
+        (2, False, ("cuda:1", "another stream of 1"), ["stream 2 of 1"]),
+        (2, True, ("cuda:1", "stream 2 of 1"), []),
+    ],
+)
+def test_threads_share_no_workspace_on_their_default_streams(
+    stream: int,
+    is_capturing: bool,
+    made_on: tuple[object, ...],
+    recorded: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's allocator takes them for one: it would give a thread what another's kernel still uses."""
+    planned = plan(*decoding("cpu"))._plan
+    fake = FakeTorch(is_capturing=is_capturing)
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    launch._stream_to_allocate_on.cache_clear()
+    try:
+        _, address = planned._make_workspace(SimpleNamespace(device=torch.device("cuda", 1)), stream)  # type: ignore[arg-type]
+    finally:
+        launch._stream_to_allocate_on.cache_clear()
+    assert address == 256
+    assert fake.made == [(planned.workspace_bytes + 256, *made_on)]
+    assert fake.recorded == recorded
