@@ -72,7 +72,7 @@ PARTS = (
     Step("parts", "looking a signature up", "cache[same_signature]"),
     Step("parts", "requires grad?", "q.requires_grad or k.requires_grad or v.requires_grad"),
     Step("parts", "allocating out", "torch.empty_like(q)"),
-    Step("parts", "the C struct", "pack(first, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, 0, rest)"),
+    Step("parts", "the C struct", "pack(first, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, rest)"),
     Step("parts", "an empty ctypes call", "kernel_count()"),
     Step("parts", "the library's checks", "can_implement(index, params)"),
 )
@@ -210,7 +210,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
     batch, heads, rows, head_dim = shape
     mask = torch.ones(batch, 1, 1, rows, dtype=torch.bool, device=device)
     packed = tuple(torch.randn(batch * rows, heads, head_dim, device=device).half() for _ in range(3))
-    workspace, workspace_address = plan._plan._allocate_workspace(out) if size else (None, 0)
+    workspace, workspace_address = plan._plan._make_workspace(out, 0) if size else (None, 0)
     addresses = (tensor.data_ptr() for tensor in (q, k, v, out))
     names = {
         "torch": torch, "F": F, "q": q, "k": k, "v": v, "out": out, "mask": mask, "packed": packed,
@@ -221,7 +221,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "plan": plan, "dry_scale": dry_scale, "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "signature_of": calls.signature_of, "pack": launch._pack, "first": first, "rest": rest,
         "workspace": workspace, "index": index, "sdpa_launch": real,
-        "params": launch._pack(first, *addresses, 0, workspace_address, size, 0, rest),
+        "params": launch._pack(first, *addresses, 0, workspace_address, size, rest),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
         "can_implement": _untyped(library, "sdpa_can_implement"),
         "current_stream": current_stream, "device_index": device_index,

@@ -28,7 +28,8 @@ from .errors import (
     UnsupportedError,
 )
 
-ABI_VERSION = 4
+ABI_VERSION = 5
+MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 

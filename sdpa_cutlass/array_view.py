@@ -265,6 +265,11 @@ def _from_dlpack(name: str, value: Any, stream: int, *, writable: bool) -> Array
         versioned = _Versioned.from_address(_pointer_of(capsule, _VERSIONED_NAME))
         if versioned.major != 1:
             raise ArgumentTypeError(f"{name} speaks DLPack {versioned.major}; allowed is 1 or older")
+        if device.type == "cuda" and versioned.flags & _IS_COPIED:
+            raise ArgumentTypeError(
+                f"{name} is a {type(value).__name__} whose __dlpack__ lends a copy, which is freed when the "
+                "call returns, maybe before the kernel has run; allowed are arrays that lend their own memory"
+            )
         if writable:
             _check_writable(name, value, versioned.flags & (_READ_ONLY | _IS_COPIED))
         tensor = versioned.tensor

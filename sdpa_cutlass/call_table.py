@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,17 +44,13 @@ def add(prepared: Prepared, *arguments: Any) -> None:
         assert module is not None
         table = module.CallTable()
     make_out: Callable[..., torch.Tensor] = prepared.empty_like
-    make_lse = draw = None
+    draw = None
     if prepared.out_stride is not None:
         make_out = functools.partial(_empty_strided, prepared.out_shape, prepared.out_stride)
-    if prepared.lse_like is not None:
-        make_lse = functools.partial(
-            prepared.empty_like, prepared.lse_like, memory_format=sys.modules["torch"].contiguous_format
-        )
     if prepared.p_dropout:
         draw = functools.partial(rng.draw, tensors[0].device)
     spans = tuple(0 if tensor is None else results.span(tensor) for tensor in tensors)
-    table.add(prepared.launcher, arguments, make_out, make_lse, draw, rng.NO_PHILOX, spans)
+    table.add(prepared.launcher, arguments, make_out, prepared.make_lse, draw, rng.NO_PHILOX, spans)
 
 
 def _empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

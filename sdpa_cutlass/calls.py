@@ -100,16 +100,14 @@ def run(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd",
             query, key, value, out,
         )  # fmt: skip
-    plan, _, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
+    plan, _, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
     elif out_stride is None:
         out = empty_like(query)
     else:
         out = query.new_empty_strided(out_shape, out_stride)
-    lse = None
-    if lse_like is not None:
-        lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
+    lse = None if make_lse is None else make_lse()
     plan.launch_at(q, k, v, out, lse)
     return out, lse, rng.NO_PHILOX
 
@@ -218,12 +216,10 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, _, empty_like, lse_like, out_stride, out_shape, _, _, _ = prepared
+    plan, _, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
-    lse = None
-    if lse_like is not None:
-        lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
+    lse = None if make_lse is None else make_lse()
     plan.launch(query, key, value, out, lse, given)
     return Result(out, lse, given.philox)
 

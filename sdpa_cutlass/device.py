@@ -134,15 +134,6 @@ def driver_version() -> int | None:
         return None
 
 
-def capture_id(stream: int) -> int:
-    """What tells the CUDA graph capture that goes on in `stream` from all others of the process.
-
-    Raises DriverError.
-    """
-    _, identity, *_ = _ask("cuStreamGetCaptureInfo", stream)
-    return int(identity)
-
-
 def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:
     """True when a library built for CMake's `archs` list ("89;90-real") has code for this compute capability.
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from . import launcher
 from ._c_api import Library, Params, library
 from ._locate import Target
-from .arrivals import arrival_counters, prepare_counters
 from .checks import kernel_strides
 from .device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
 from .dropout import PhiloxState
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
 _WORKSPACE_ALIGNMENT = 256
 
 # sdpa_params in pieces. Those that change from call to call are words of 8 bytes: q, k, v, out, softmax_lse,
-# workspace, workspace_bytes and split_arrivals; among the extras mask, then what `_extra_words` gives behind.
-_SIZE, _FIRST, _STRIDES = ctypes.sizeof(Params), Params.q.offset, Params.q_stride.offset
+# workspace and workspace_bytes; among the extras mask, then what `_extra_words` gives behind.
+_SIZE, _FIRST, _REST = ctypes.sizeof(Params), Params.q.offset, Params.split_arrivals.offset
 _MASK, _MASK_FORM = Params.mask.offset, Params.mask_stride.offset
 _PHILOX, _TOTALS = Params.philox_seed.offset, Params.total_q.offset
-_pack = struct.Struct(f"{_FIRST}s8P{_SIZE - _STRIDES}s").pack  # P, not Q: 0.05 µs less
-_pack_rest = struct.Struct(f"{_MASK - _STRIDES}sP{_PHILOX - _MASK_FORM}s7P{_SIZE - _TOTALS}s").pack
+_pack = struct.Struct(f"{_FIRST}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
+_pack_rest = struct.Struct(f"{_MASK - _REST}sP{_PHILOX - _MASK_FORM}s7P{_SIZE - _TOTALS}s").pack
 
+_PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, in each thread another stream
 _MAX_STREAMS = 1024
 _streams: dict[int, c_void_p] = {}  # never changed once made, so threads may share them
 
@@ -143,12 +143,10 @@ class Plan:
             device.index,
             self.workspace_bytes,
             image[:_FIRST],
-            image[_STRIDES:],
+            image[_REST:],
         )
-        self._fixed = image[_STRIDES:_MASK], image[_MASK_FORM:_PHILOX], image[_TOTALS:]  # of the last piece
+        self._fixed = image[_REST:_MASK], image[_MASK_FORM:_PHILOX], image[_TOTALS:]  # of the last piece
         library.prepare(kernel.index, device.index)
-        if self.num_splits > 1 and device.target is Target.CUDA:
-            prepare_counters(device.index)
 
     def launch(
         self,
@@ -166,9 +164,9 @@ class Plan:
         """
         rest = None
         if extras is not None:
-            strides, mask_form, totals = self._fixed
+            start, mask_form, totals = self._fixed
             mask, seed, offset, state, *lengths = _extra_words(extras)
-            rest = _pack_rest(strides, mask, mask_form, seed, offset, state, *lengths, totals)
+            rest = _pack_rest(start, mask, mask_form, seed, offset, state, *lengths, totals)
         self.launch_at(query.data_ptr(), key.data_ptr(), value.data_ptr(), out, softmax_lse, rest)
 
     def launch_at(
@@ -180,23 +178,22 @@ class Plan:
         softmax_lse: torch.Tensor | None,
         rest: bytes | None = None,
     ) -> None:
-        """`launch` for callers that have the inputs' addresses. `rest`: sdpa_params from its strides on."""
+        """`launch` for callers that have the addresses. `rest`: sdpa_params from split_arrivals on."""
         launch, current_stream, index, device, workspace_bytes, first, known_rest = self._ready
-        meeting, address, arrivals, handle, stream = None, 0, 0, 0, None
+        workspace, address, handle, stream = None, 0, 0, None
         if current_stream is not None:
             handle = current_stream(device)
             stream = _streams.get(handle)
             if stream is None:
                 stream = _keep_stream(handle)
         if workspace_bytes:
-            meeting, address, arrivals = self._meet(out, handle)
+            workspace, address = self._make_workspace(out, handle)
         lse = 0 if softmax_lse is None else softmax_lse.data_ptr()
         params = _pack(
-            first, query, key, value, out.data_ptr(), lse,
-            address, workspace_bytes, arrivals, rest or known_rest,
+            first, query, key, value, out.data_ptr(), lse, address, workspace_bytes, rest or known_rest,
         )  # fmt: skip
         status = launch(index, params, device, stream)
-        del meeting  # torch's allocator reuses it in stream order
+        del workspace  # torch's allocator reuses it in stream order
         if status:
             self._library.check(status, str(self))
 
@@ -206,24 +203,43 @@ class Plan:
     def compiled(self) -> Any:
         """A Launcher of this kernel with the extras of `make_params`, or None: see launcher.py."""
         _, _, index, _, workspace_bytes, first, rest = self._ready
-        params = first + bytes(_STRIDES - _FIRST) + rest
-        meet = self._meet if workspace_bytes else None
+        params = first + bytes(_REST - _FIRST) + rest
+        make_workspace = self._make_workspace if workspace_bytes else None
         return launcher.make_launcher(
-            self._library, str(self), index, self._device, params, meet, workspace_bytes
+            self._library, str(self), index, self._device, params, make_workspace, workspace_bytes
         )
 
-    def _meet(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int, int]:
-        """A workspace to keep until the launch is queued, its address, and that of the counters or 0."""
-        workspace, address = self._allocate_workspace(out)
-        return workspace, address, arrival_counters(out.device, stream) if self.num_splits > 1 else 0
-
-    def _allocate_workspace(self, out: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """A tensor, and the aligned address in it."""
+    def _make_workspace(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int]:
+        """A tensor to keep until the launch is queued on `stream`, and the aligned address in it."""
         torch = sys.modules["torch"]
         size = self.workspace_bytes + _WORKSPACE_ALIGNMENT
-        workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
+        if stream == _PER_THREAD_STREAM:
+            workspace = _empty_on_own_stream(size, out.device)
+        else:
+            workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
         address = workspace.data_ptr()
         return workspace, address + -address % _WORKSPACE_ALIGNMENT
+
+
+def _empty_on_own_stream(size: int, device: torch.device) -> torch.Tensor:
+    """`size` bytes for the calling thread's default stream, given to no other before that stream has passed.
+
+    torch's allocator goes by handles, and this stream's is the same in every thread. So the bytes come from
+    those of another stream, and an event of this one, recorded when they are freed, says when they are free.
+    """
+    torch = sys.modules["torch"]
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():  # then they belong to the graph
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        with torch.cuda.stream(_stream_to_allocate_on(device.index)):
+            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+        workspace.record_stream(torch.cuda.current_stream(device))
+    return workspace
+
+
+@functools.cache
+def _stream_to_allocate_on(device: int) -> torch.cuda.Stream:
+    return sys.modules["torch"].cuda.Stream(device)
 
 
 def _keep_stream(handle: int) -> c_void_p:

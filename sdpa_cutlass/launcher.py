@@ -24,7 +24,7 @@ from .device import DeviceInfo
 if TYPE_CHECKING:
     import torch
 
-_INTERFACE = 2  # kInterface of native/launcher.c
+_INTERFACE = 3  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 
@@ -67,13 +67,13 @@ def make_launcher(
     index: int,
     device: DeviceInfo,
     params: bytes,
-    meet: Callable[[torch.Tensor, int], tuple[object, int, int]] | None,
+    make_workspace: Callable[[torch.Tensor, int], tuple[object, int]] | None,
     workspace_bytes: int,
 ) -> Any:
     """A Launcher of kernel `index` with the struct `params`, or None where nothing compiled can serve.
 
-    `doing` begins the message of a launch that fails. `meet`, for kernels with a workspace, is called before
-    each launch with out and the stream's handle: what to keep until it is queued, workspace, split_arrivals.
+    `doing` begins the message of a launch that fails. `make_workspace`, for kernels that need one, is called
+    before each launch with out and the stream's handle: what to keep until it is queued, and the address.
     """
     found, table = module(), exchange()
     if found is None or table is None:
@@ -95,7 +95,7 @@ def make_launcher(
             mask=Params.mask.offset,
             extras=Params.philox_seed.offset,
             fail=fail,
-            meet=meet,
+            make_workspace=make_workspace,
             workspace_bytes=workspace_bytes,
         )
     except ValueError:  # torch speaks another DLPack

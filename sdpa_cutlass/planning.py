@@ -6,6 +6,7 @@ the next call of the same signature can use (see calls.py).
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -83,14 +84,14 @@ class Executed(NamedTuple):
 class Prepared(NamedTuple):
     """A plan, and how its results look to the caller.
 
-    Without `out_stride`, out is laid out as query is. `lse_like` is one element expanded to softmax_lse's
-    shape: torch makes a tensor like another in 1.0 µs, and one from a shape and a dtype in 1.6.
+    Without `out_stride`, out is laid out as query is. `make_lse` has a tensor without elements, which has no
+    memory: plans outlive calls, and what outlives a call must not lie in the memory pool of a CUDA graph.
     """
 
     plan: Plan
     launcher: Any  # of the plan, or None: launcher.py
     empty_like: Callable[..., torch.Tensor]  # torch's; finding it by name would cost 0.1 µs more
-    lse_like: torch.Tensor | None
+    make_lse: Callable[[], torch.Tensor] | None
     out_stride: tuple[int, ...] | None
     out_shape: tuple[int, ...]
     p_dropout: float
@@ -178,6 +179,8 @@ def prepare(
     read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
     if executed.plan is None or not all(checks.is_loadable(canonical) for _, canonical in read):
         return None
+    if lse is not None and checks.is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
+        return None
     mask = bound.given.mask
     if mask is not None:
         read.append((inputs.attn_mask, mask))
@@ -189,7 +192,7 @@ def prepare(
         plan=executed.plan,
         launcher=executed.plan.compiled(),
         empty_like=empty_like,
-        lse_like=None if lse is None else lse.new_empty(1).expand(lse.shape),
+        make_lse=None if lse is None else _maker_of(lse),
         out_stride=None if is_like_query else out.stride(),
         out_shape=tuple(out.shape),
         p_dropout=bound.given.p_dropout,
@@ -201,6 +204,12 @@ def prepare(
             results.span(out),
         ),
     )
+
+
+def _maker_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes tensors like `tensor`, as fast as torch can: without a dtype to read."""
+    without_memory = tensor.new_empty(0)
+    return functools.partial(without_memory.new_empty_strided, tuple(tensor.shape), tensor.stride())
 
 
 def random_bits(philox: Any, p_dropout: float, query: torch.Tensor) -> PhiloxState | torch.Tensor:

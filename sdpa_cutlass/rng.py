@@ -1,7 +1,9 @@
 """Where dropout's random bits come from: the caller, or torch's generator of the tensors' device.
 
 A CUDA call takes seed and offset from the device's default generator and moves its offset on, as torch's own
-kernels do; the host reads no device memory. While a CUDA graph is captured, the generator must not be asked
+kernels do; the host reads no device memory. torch's kernels do both under the generator's lock, which Python
+cannot take: where another thread queues one of them between the two, its numbers are used again by the next
+ones. Draws of this package never interleave. While a CUDA graph is captured, the generator must not be asked
 on the host: a captured torch.randint then writes both on the device, anew in every replay. A CPU call takes
 two integers from the default CPU generator. `torch.manual_seed` seeds all of them.
 """
@@ -31,6 +33,14 @@ def draw(device: torch.device) -> PhiloxState | torch.Tensor:
     if device.type == "cpu":
         seed, offset = draw_on_device(device).tolist()
         return PhiloxState(seed, offset)
+    if device.index == torch.cuda.current_device():
+        return _draw_on_current(device)
+    with torch.cuda.device(device):  # torch asks the current device whether a graph is captured
+        return _draw_on_current(device)
+
+
+def _draw_on_current(device: torch.device) -> PhiloxState | torch.Tensor:
+    torch = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return draw_on_device(device)
     generator = torch.cuda.default_generators[device.index]

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { kInterface = 2 }; /* of the module's two types; launcher.py has the same */
+enum { kInterface = 3 }; /* of the module's two types; launcher.py has the same */
 
 PyTypeObject *launcher_type;
 
@@ -24,16 +24,16 @@ static bool lies_in(Py_ssize_t params_size, const char *name, Py_ssize_t offset,
 }
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"tensor_type", "exchange", "launch", "index",  "device_type", "device", "params",
-                          "addresses",   "mask",     "extras", "fail",   "meet",        "workspace_bytes", NULL};
-  PyObject *tensor_type, *capsule, *fail, *meet;
+  static char *names[] = {"tensor_type", "exchange", "launch", "index", "device_type",    "device",          "params",
+                          "addresses",   "mask",     "extras", "fail",  "make_workspace", "workspace_bytes", NULL};
+  PyObject *tensor_type, *capsule, *fail, *make_workspace;
   unsigned long long launch, workspace_bytes;
   int index, device_type, device;
   const char *params;
   Py_ssize_t params_size, addresses, mask, extras;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKiiiy#nnnOOK", names, &tensor_type, &capsule, &launch, &index,
                                    &device_type, &device, &params, &params_size, &addresses, &mask, &extras, &fail,
-                                   &meet, &workspace_bytes))
+                                   &make_workspace, &workspace_bytes))
     return NULL;
   const DLExchange *const exchange = exchange_of(capsule);
   if (exchange == NULL) return NULL;
@@ -50,7 +50,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
   if (self == NULL) return NULL;
   Py_INCREF(tensor_type);
   Py_INCREF(fail);
-  Py_INCREF(meet);
+  Py_INCREF(make_workspace);
   self->tensor_type = tensor_type;
   self->exchange = exchange;
   self->launch = (LaunchFunction)(uintptr_t)launch;
@@ -63,7 +63,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
   self->extras = extras;
   memcpy(self->params, params, (size_t)params_size);
   self->fail = fail;
-  self->meet = meet;
+  self->make_workspace = make_workspace;
   self->workspace_bytes = workspace_bytes;
   return (PyObject *)self;
 }
@@ -73,7 +73,7 @@ static void launcher_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   Py_XDECREF(self->tensor_type);
   Py_XDECREF(self->fail);
-  Py_XDECREF(self->meet);
+  Py_XDECREF(self->make_workspace);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -90,18 +90,17 @@ int launch(const Launcher *self, Addresses addresses, const void *mask, const Ex
   if (self->device_type == kDLCUDA &&
       self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
     return -1;
-  PyObject *meeting = NULL;
-  if (self->meet != Py_None) {
+  PyObject *workspace = NULL;
+  if (self->make_workspace != Py_None) {
     PyObject *kept;
-    unsigned long long workspace, arrivals;
-    meeting = PyObject_CallFunction(self->meet, "OK", out, (unsigned long long)(uintptr_t)stream);
-    if (meeting == NULL) return -1;
-    if (!PyArg_ParseTuple(meeting, "OKK", &kept, &workspace, &arrivals)) {
-      Py_DECREF(meeting);
+    unsigned long long address;
+    workspace = PyObject_CallFunction(self->make_workspace, "OK", out, (unsigned long long)(uintptr_t)stream);
+    if (workspace == NULL) return -1;
+    if (!PyArg_ParseTuple(workspace, "OK", &kept, &address)) {
+      Py_DECREF(workspace);
       return -1;
     }
-    addresses.workspace = workspace;
-    addresses.split_arrivals = arrivals;
+    addresses.workspace = address;
   }
   addresses.workspace_bytes = self->workspace_bytes;
   unsigned char params[kMaxParams];
@@ -114,7 +113,7 @@ int launch(const Launcher *self, Addresses addresses, const void *mask, const Ex
   PyThreadState *const state = PyEval_SaveThread();
   const int status = self->launch(self->index, params, self->device, stream);
   PyEval_RestoreThread(state);
-  Py_XDECREF(meeting); /* torch's allocator reuses the workspace in the order of the stream */
+  Py_XDECREF(workspace); /* torch's allocator reuses it in the order of the stream */
   if (status == 0) return 0;
   PyObject *const result = PyObject_CallFunction(self->fail, "i", status);
   if (result != NULL) {

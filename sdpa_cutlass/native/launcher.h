@@ -69,7 +69,7 @@ typedef struct {
   Py_ssize_t addresses, mask, extras; /* where Addresses, the address of the mask and Extras lie in params */
   unsigned char params[kMaxParams];
   PyObject *fail; /* status -> raises */
-  PyObject *meet; /* (out, stream) -> (what to keep until the launch is queued, workspace, split_arrivals), or None */
+  PyObject *make_workspace; /* (out, stream) -> (what to keep until the launch is queued, its address), or None */
   uint64_t workspace_bytes;
 } Launcher;
 
@@ -77,7 +77,7 @@ typedef struct {
 typedef struct {
   const void *q, *k, *v;
   void *out, *softmax_lse;
-  uint64_t workspace, workspace_bytes, split_arrivals;
+  uint64_t workspace, workspace_bytes;
 } Addresses;
 
 /* Those of general kernels; null or 0 where a call has none. `mask` lies by itself. */
@@ -98,7 +98,7 @@ bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view);
 static inline void *address_of(const DLTensor *view) { return (char *)view->data + view->byte_offset; }
 
 /* Returns 0, or -1 with an exception. Without `extras`, mask and extras are those of the plan. `out` is for the
- * launcher's `meet`. */
+ * launcher's `make_workspace`. */
 int launch(const Launcher *self, Addresses addresses, const void *mask, const Extras *extras, PyObject *out);
 
 #endif

@@ -15,11 +15,17 @@ extern const sdpa_target kTarget;
 // As CUDART_VERSION; 0 on the host.
 int cuda_runtime_version();
 
-// Makes `device` current, runs the row on `stream`, and makes the caller's device current again.
+// Makes `device` current, runs the row on `stream`, and makes the caller's device current again. Split kernels whose
+// caller brings no counters get some that nothing else uses meanwhile; whatever happens, all are zero afterwards.
 Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream);
 
 // Loads the row's functions on `device` and sets what has to be set before its first launch.
 Status prepare(int index, const KernelRow &row, int device);
+
+// Room for counters at the end of a split kernel's workspace. They are zero only when the launch makes them so.
+inline uint32_t *counters_in_workspace(const KernelRow &row, const sdpa_params &params) {
+  return reinterpret_cast<uint32_t *>(static_cast<char *>(params.workspace) + row.workspace_bytes(params));
+}
 
 struct Occupancy {
   int32_t registers;

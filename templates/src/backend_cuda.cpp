@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "counter_pool.hpp"
+
 namespace sdpa::backend {
 namespace {
 
@@ -89,6 +91,8 @@ bool launch_blocks(void *stream) {
          capture == cudaStreamCaptureStatusNone;
 }
 
+constexpr int kMaxDevices = 64;
+
 // Without this attribute a launch with more dynamic shared memory is refused.
 constexpr int kSmemWithoutAttribute = 48 * 1024;
 
@@ -109,12 +113,71 @@ Status load(const KernelRow &row) {
 Status load_once(int index, const KernelRow &row, int device) {
   if (row.functions[0] == nullptr) return {};  // several kernels: their launcher sets what they need
   static std::vector<std::atomic<uint64_t>> loaded_on(static_cast<size_t>(sdpa_kernel_count()));
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  const uint64_t bit = device < kMaxDevices ? uint64_t{1} << device : 0;
   std::atomic<uint64_t> &devices = loaded_on[static_cast<size_t>(index)];
   if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
   const Status status = load(row);
   if (status.ok()) devices.fetch_or(bit, std::memory_order_release);
   return status;
+}
+
+// Allows the calling thread what a capture by any thread would forbid, such as cudaMalloc.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture &) = delete;
+  RelaxedCapture &operator=(const RelaxedCapture &) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one to go back to
+};
+
+// A chunk of the current device's counter pool. Its zeros are written on a stream that no capture knows, and are there
+// when this returns.
+uint32_t *make_counters() {
+  const RelaxedCapture relaxed;
+  void *chunk = nullptr;
+  cudaStream_t stream = nullptr;
+  const bool is_made = cudaMalloc(&chunk, CounterPool::kChunkBytes) == cudaSuccess &&
+                       cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+                       cudaMemsetAsync(chunk, 0, CounterPool::kChunkBytes, stream) == cudaSuccess &&
+                       cudaStreamSynchronize(stream) == cudaSuccess;
+  if (!is_made) (void)cudaGetLastError();
+  if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  if (!is_made && chunk != nullptr) (void)cudaFree(chunk);
+  return is_made ? static_cast<uint32_t *>(chunk) : nullptr;
+}
+
+// Null for devices that have none: more than any machine has.
+CounterPool *counter_pool(int device) {
+  static CounterPool *const pools = new CounterPool[kMaxDevices];  // threads may launch until the process ends
+  return device < kMaxDevices ? &pools[device] : nullptr;
+}
+
+// Sets split_arrivals: to the stream's own counters, which are zero, else to those in the workspace, zeroed in stream
+// order (in a capture, by the graph).
+Status add_counters(const KernelRow &row, sdpa_params &params, int device, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  unsigned long long capture_id = 0, stream_id = 0;
+  cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, &capture_id);
+  if (error != cudaSuccess) return cuda_status("cudaStreamGetCaptureInfo", error);
+  error = cudaStreamGetId(stream, &stream_id);  // handles come back, and one stands for a stream of every thread
+  if (error != cudaSuccess) return cuda_status("cudaStreamGetId", error);
+  const CounterUser user(stream_id, capture == cudaStreamCaptureStatusActive ? capture_id + 1 : 0);
+  CounterPool *const pool = counter_pool(device);
+  if (pool != nullptr) params.split_arrivals = pool->find(user, make_counters);
+  if (params.split_arrivals != nullptr) return {};
+  params.split_arrivals = counters_in_workspace(row, params);
+  error = cudaMemsetAsync(params.split_arrivals, 0, CounterPool::kSetBytes, stream);
+  return error == cudaSuccess ? Status{} : cuda_status("cudaMemsetAsync", error);
+}
+
+Status run(const KernelRow &row, const sdpa_params &params, int device, void *stream) {
+  if (params.num_splits <= 1 || params.split_arrivals != nullptr) return row.launch(params, stream);
+  sdpa_params complete = params;
+  const Status status = add_counters(row, complete, device, static_cast<cudaStream_t>(stream));
+  return status.ok() ? row.launch(complete, stream) : status;
 }
 
 }  // namespace
@@ -131,7 +194,7 @@ Status launch(int index, const KernelRow &row, const sdpa_params &params, int de
   if (before == cudaSuccess && blocks) before = cudaFree(nullptr);  // tells of a context that is already broken
   if (before != cudaSuccess) return earlier_fault(before);
   Status status = load_once(index, row, device);
-  if (status.ok()) status = row.launch(params, stream);
+  if (status.ok()) status = run(row, params, device, stream);
   if (status.code == SDPA_CUDA_ERROR && !blocks) {
     // A launch is asynchronous: a context that is already broken was broken by earlier work.
     const cudaError_t sticky = cudaFree(nullptr);
@@ -142,7 +205,10 @@ Status launch(int index, const KernelRow &row, const sdpa_params &params, int de
 
 Status prepare(int index, const KernelRow &row, int device) {
   const DeviceGuard guard(device);
-  return guard.status().ok() ? load_once(index, row, device) : guard.status();
+  if (!guard.status().ok()) return guard.status();
+  CounterPool *const pool = row.info.is_split ? counter_pool(device) : nullptr;
+  if (pool != nullptr) pool->reserve(make_counters);
+  return load_once(index, row, device);
 }
 
 Status occupancy(int index, const KernelRow &row, int device, Occupancy &result) {

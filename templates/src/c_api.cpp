@@ -219,6 +219,12 @@ Status check_problem(const KernelRow &row, const sdpa_params &params) {
   return status;
 }
 
+// The row's own, and room for counters behind it.
+uint64_t workspace_bytes(const KernelRow &row, const sdpa_params &params) {
+  const uint64_t counters = params.num_splits > 1 ? SDPA_MAX_SPLIT_TILES * sizeof(uint32_t) : 0;
+  return row.workspace_bytes(params) + counters;
+}
+
 // Pointers matter only once something runs.
 Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   const struct {
@@ -230,11 +236,10 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   const Status status = check_element_alignment("softmax_lse", params.softmax_lse, sizeof(float));
   if (!status.ok()) return status;
   if (params.num_splits > 1) {
-    if (params.split_arrivals == nullptr) return null_argument("split_arrivals");
     const Status aligned = check_element_alignment("split_arrivals", params.split_arrivals, sizeof(uint32_t));
     if (!aligned.ok()) return aligned;
   }
-  const uint64_t needed = row.workspace_bytes(params);
+  const uint64_t needed = workspace_bytes(row, params);
   if (needed == 0) return {};
   if (params.workspace == nullptr || params.workspace_bytes < needed)
     return make_status(SDPA_INVALID_ARGUMENT, "%s: workspace is %p with %" PRIu64 " bytes; this problem needs %" PRIu64,
@@ -324,7 +329,7 @@ int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t *bytes) 
     const KernelRow *row = nullptr;
     const Status status = sdpa::find_and_check(index, params, row);
     if (!status.ok()) return status;
-    *bytes = row->workspace_bytes(*params);
+    *bytes = sdpa::workspace_bytes(*row, *params);
     return {};
   });
 }

@@ -7,8 +7,7 @@ import ctypes
 import numpy
 import torch
 
-from sdpa_cutlass._c_api import Library
-from sdpa_cutlass.arrivals import MAX_TILES
+from sdpa_cutlass._c_api import MAX_TILES, Library
 from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report.memory import Bytes
 from tests.gpu_report.placement import Placement

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from sdpa_cutlass._c_api import Library
-from sdpa_cutlass.arrivals import MAX_TILES
+from sdpa_cutlass._c_api import MAX_TILES, Library
 from sdpa_cutlass.registry import KernelInfo
 from tests.gpu_report.launching import poisoned
 from tests.gpu_report.problems import num_splits

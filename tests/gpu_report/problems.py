@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from sdpa_cutlass.arrivals import MAX_TILES
+from sdpa_cutlass._c_api import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.registry import KernelInfo

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sdpa_cutlass._c_api import Params
+from sdpa_cutlass._c_api import MAX_TILES, Params
 from sdpa_cutlass.api import library_for
-from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel

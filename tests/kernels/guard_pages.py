@@ -16,10 +16,9 @@ from dataclasses import replace
 
 import torch
 
-from sdpa_cutlass._c_api import Params
+from sdpa_cutlass._c_api import MAX_TILES, Params
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.api import kernels
-from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv

@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from sdpa_cutlass.arrivals import MAX_TILES
+from sdpa_cutlass._c_api import MAX_TILES
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, SplitRoom, launch, make_case_params, random_qkv, run_case
 from tests.kernels.general_numerics import check_case
@@ -276,19 +276,37 @@ def test_one_split_takes_any_number_of_tiles_and_no_workspace(split_kernel: Test
     assert library.workspace_bytes(index, params) == 0
     params.num_splits = 3
     rows = 3 * split_kernel.info.block_m  # of one tile: 4 heads of one key head, 1 position
-    assert library.workspace_bytes(index, params) == rows * 4 * (split_kernel.info.head_dim + 2)
+    parts = rows * 4 * (split_kernel.info.head_dim + 2)
+    assert library.workspace_bytes(index, params) == parts + 4 * MAX_TILES
+
+
+def test_the_library_brings_counters(split_kernel: TestedKernel) -> None:
+    """Where the caller has none. The workspace is full of NaNs, and nothing around it is written."""
+    kernel = split_kernel.with_splits(3)
+    case = ragged_case(kernel)
+    expected, expected_lse = run_case(kernel, case)
+    for _ in range(3):
+        out, lse = torch.zeros_like(expected), torch.zeros_like(expected_lse)
+        params, held = make_case_params(case, out, lse)
+        params.num_splits = kernel.num_splits
+        params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
+        room = SplitRoom(kernel.device, params.workspace_bytes)
+        params.workspace = room.workspace
+        launch(kernel, params, held)
+        room.check("the counters of the caller are untouched")
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
 
 
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"split_arrivals": lambda room: None}, "split_arrivals is null"),
         ({"split_arrivals": lambda room: room.arrivals + 2}, "it must be a multiple of 4"),
         ({"workspace": lambda room: None}, "workspace is (nil) with 0 bytes; this problem needs"),
         ({"workspace": lambda room: room.workspace + 128}, "it must be a multiple of 256"),
         ({"workspace_bytes": lambda room: 64}, "with 64 bytes; this problem needs"),
     ],
-    ids=["no-counters", "misaligned-counters", "no-workspace", "misaligned-workspace", "small-workspace"],
+    ids=["misaligned-counters", "no-workspace", "misaligned-workspace", "small-workspace"],
 )
 def test_where_splits_meet_is_checked(split_kernel: TestedKernel, changes: dict, word: str) -> None:
     case, out = small_problem(split_kernel)

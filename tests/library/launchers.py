@@ -47,7 +47,7 @@ class Recorder:
             "mask": Params.mask.offset,
             "extras": Params.philox_seed.offset,
             "fail": None,
-            "meet": None,
+            "make_workspace": None,
             "workspace_bytes": 0,
         }
         return module.Launcher(**options | changes)

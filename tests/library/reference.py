@@ -12,6 +12,12 @@ def rand(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float16, s
     return torch.randn(shape, generator=generator).to(device, dtype)
 
 
+def decoding(device: str, seed: int = 0, keys: int = 3000) -> list[torch.Tensor]:
+    """q, k and v of a few rows and so many keys that several CTAs share those of a tile."""
+    shapes = [(1, 8, 2, 64), (1, 2, keys, 64), (1, 2, keys, 64)]
+    return [rand(*shape, device=device, seed=3 * seed + i) for i, shape in enumerate(shapes)]
+
+
 def torchs_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
     """torch's own, in float32; a float mask too, and zeros where torch has NaN because a row sees no key.
 

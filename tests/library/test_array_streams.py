@@ -15,6 +15,7 @@ import torch
 from sdpa_cutlass import (
     _c_api,
     array_calls,
+    array_view,
     attention,
 )
 from sdpa_cutlass._locate import Target
@@ -24,6 +25,7 @@ from tests.library.array_kinds import (
     CudaDLPack,
     CudaInterfaceOnly,
     DLPackOnly,
+    Edited,
     OlderDLPack,
     without_torch,
 )
@@ -103,6 +105,24 @@ def test_dlpack_is_told_the_stream(cuda: Recorded, given: int | None, told: int)
     attention(*arrays[:3], out=arrays[3], stream=given)
     assert [array.streams for array in arrays] == [[told]] * 4
     assert cuda.launched == [None if told == 1 else told]
+    assert torch.equal(out, attention(Q, K, K))
+
+
+@without_torch
+@pytest.mark.parametrize("place", range(3))
+def test_a_copy_on_a_gpu_is_refused(place: int, cuda: Recorded) -> None:
+    """It would be freed when the call returns, when the kernel may still be queued. A CPU's has run then."""
+    arrays: list[Any] = [CudaDLPack(tensor) for tensor in (Q, K, K)]
+    copied = Edited(arrays[place].numbers, flags=array_view._IS_COPIED)
+    copied.device = (2, 0)
+    arrays[place] = copied
+    out = torch.full_like(Q, torch.nan)
+    name = ("query", "key", "value")[place]
+    with pytest.raises(ArgumentTypeError, match=f"{name} is a Edited whose __dlpack__ lends a copy"):
+        attention(*arrays, out=CudaDLPack(out))
+    assert cuda.launched == []
+    on_cpu = [Edited(tensor.numpy(), flags=array_view._IS_COPIED) for tensor in (Q, K, K)]
+    attention(*on_cpu, out=out.numpy())
     assert torch.equal(out, attention(Q, K, K))
 
 

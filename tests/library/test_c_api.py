@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _c_api, arrivals, cost_model
+from sdpa_cutlass import _c_api, cost_model
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -79,7 +79,7 @@ def test_constants() -> None:
     assert int(version[1]) == _c_api.ABI_VERSION
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
-    assert int(tiles[1]) == arrivals.MAX_TILES == cost_model._MAX_SPLIT_TILES
+    assert int(tiles[1]) == _c_api.MAX_TILES == cost_model._MAX_SPLIT_TILES
 
 
 def test_every_status_but_ok_has_an_error() -> None:

@@ -264,9 +264,9 @@ def test_nothing_is_leaked(module: ModuleType) -> None:
     assert alive() is None
     kept = torch.empty(3)
     alive = weakref.ref(kept)
-    meeting = [kept]
+    rooms = [kept]
     del kept
-    made = Recorder().launcher(module, meet=lambda out, stream: (meeting.pop(), 16, 0))
+    made = Recorder().launcher(module, make_workspace=lambda out, stream: (rooms.pop(), 16))
     assert made.run(q, q, q, q, None)
     assert alive() is None
     drawing = Table(module, draw=lambda: kept_state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -151,12 +153,44 @@ class FakeGenerator:
         self.offset = offset
 
 
-def test_a_cuda_generator_moves_on_by_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: torch's side is replaced. Threads never draw the same numbers."""
-    generator = FakeGenerator()
-    monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    device = torch.device("cuda", 1)
+class FakeCuda:
+    """torch.cuda's current device, and on which devices a graph is captured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = threading.local()
+        self.capturing: set[int] = set()
+        self.generators = [FakeGenerator(), FakeGenerator()]
+        monkeypatch.setattr(torch.cuda, "default_generators", tuple(self.generators))
+        monkeypatch.setattr(torch.cuda, "current_device", self.current_device)
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_current_stream_capturing)
+        monkeypatch.setattr(rng, "draw_on_device", lambda device: f"drawn on {device}")
+
+    def current_device(self) -> int:
+        return getattr(self.current, "index", 0)
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.current_device() in self.capturing
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current.index = self.current_device(), device.index
+        try:
+            yield
+        finally:
+            self.current.index = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Without a GPU: torch's side is replaced."""
+    return FakeCuda(monkeypatch)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_cuda_generator_moves_on_by_four(index: int, cuda: FakeCuda) -> None:
+    """Threads never draw the same numbers."""
+    device = torch.device("cuda", index)
     assert rng.draw(device) == (42, 8)
     assert rng.draw(device) == (42, 12)
     drawn: list[int] = []
@@ -170,12 +204,20 @@ def test_a_cuda_generator_moves_on_by_four(monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert sorted(drawn) == list(range(16, 16 + 4 * 2000, 4))
+    assert cuda.generators[1 - index].offset == 8
 
 
-def test_a_captured_draw_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(rng, "draw_on_device", lambda device: f"drawn on {device}")
-    assert rng.draw(torch.device("cuda", 1)) == "drawn on cuda:1"
+@pytest.mark.parametrize("capturing", [0, 1])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_draw_stays_on_the_device_where_that_device_captures(
+    index: int, capturing: int, cuda: FakeCuda
+) -> None:
+    """The current device is 0, and what it captures is another's business."""
+    cuda.capturing = {capturing}
+    drawn = rng.draw(torch.device("cuda", index))
+    assert drawn == (f"drawn on cuda:{index}" if index == capturing else (42, 8))
+    assert cuda.generators[index].offset == (8 if index == capturing else 12)
+    assert cuda.current_device() == 0
 
 
 Q, K = rand(2, 4, 8, 64), rand(2, 4, 10, 64)

@@ -21,9 +21,8 @@ from sdpa_cutlass import (
     kernels,
     scaled_dot_product_attention,
 )
-from sdpa_cutlass._c_api import library
+from sdpa_cutlass._c_api import MAX_TILES, library
 from sdpa_cutlass._locate import Target
-from sdpa_cutlass.arrivals import MAX_TILES
 from sdpa_cutlass.cli.suites import SUITES, Case
 from sdpa_cutlass.cost_model import estimate
 from sdpa_cutlass.device import HOST, DeviceInfo

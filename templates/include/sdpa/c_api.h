@@ -6,8 +6,8 @@
  * Every kernel of the library is a row of one registry, whatever its family; a row is named by its index, found by
  * its name. Nothing here picks a kernel: callers read the rows and choose (sdpa_cutlass/select.py does).
  * Every function that can fail returns an sdpa_status; sdpa_last_error() explains the calling thread's last failure.
- * All pointers are device pointers in the CUDA library and ordinary ones in the host library. No function allocates
- * device memory or synchronises, so every launch can be captured in a CUDA graph.
+ * All pointers are device pointers in the CUDA library and ordinary ones in the host library. Every launch can be
+ * captured in a CUDA graph. Device memory is allocated for split_arrivals alone: 1 MiB a time, at most 16 a device.
  */
 #ifndef SDPA_C_API_H_
 #define SDPA_C_API_H_
@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 4
+#define SDPA_ABI_VERSION 5
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -73,8 +73,8 @@ typedef struct sdpa_params {
   float *softmax_lse;   /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
   void *workspace;      /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
   uint64_t workspace_bytes;
-  /* SDPA_MAX_SPLIT_TILES counters at which the CTAs of a tile meet; may be null unless num_splits is more than 1. Zero
-   * before the first launch; every launch leaves them zero. Launches that may overlap need counters of their own. */
+  /* Counters at which the CTAs of a tile meet. Null: the library's, shared by no launch that may overlap this one. Else
+   * SDPA_MAX_SPLIT_TILES zeros that nothing else uses meanwhile; every launch leaves them zero, a failed one too. */
   uint32_t *split_arrivals;
   int64_t q_stride[3]; /* batch, head, row */
   int64_t k_stride[3];
@@ -162,7 +162,7 @@ SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void 
 SDPA_API int sdpa_kernel_occupancy(int index, int device, int32_t *registers, int32_t *local_bytes,
                                    int32_t *ctas_per_sm);
 
-/* Loads every kernel onto the device, so that a later launch neither compiles nor sets attributes. */
+/* Loads a row onto the device, so that a later launch neither compiles nor sets attributes, and allocates counters. */
 SDPA_API int sdpa_prepare(int index, int device);
 
 /* Host library: seed of the schedule that orders warps and threads (0: program order), and OS threads that run
