@@ -3,10 +3,10 @@
     python -m benchmarks.compare_builds BEFORE.so AFTER.so
     python -m benchmarks.compare_builds BEFORE.so AFTER.so --suite mission --suite small --json FILE
 
-Each problem runs on the kernel that the first build chooses for it, in both builds. They take turns, replay by
-replay (see sdpa_cutlass/cli/timing.py). The first build takes part twice: the ratio of its two times is the
-noise that a difference has to exceed. Both files must have the C ABI of this checkout; packed sequences are
-left out.
+Each problem runs on the kernel that the first build chooses for it, in both builds. They take turns, replay
+by replay (see sdpa_cutlass/cli/timing.py). The first build takes part twice: the ratio of its two times is
+the noise that a difference has to exceed. Both files must have the C ABI of this checkout; packed sequences
+are left out.
 """
 
 from __future__ import annotations

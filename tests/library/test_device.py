@@ -83,12 +83,6 @@ def test_the_version_of_the_driver(use: Callable[[FakeDriver], FakeDriver]) -> N
     assert device.driver_version() is None
 
 
-@pytest.mark.parametrize("rest", [("graph", [], 0), ("graph", [], [], 0)], ids=["CUDA 12", "CUDA 13"])
-def test_the_capture_of_a_stream(rest: tuple[object, ...], use: Callable[[FakeDriver], FakeDriver]) -> None:
-    use(FakeDriver(cuStreamGetCaptureInfo=lambda stream: (1, 7, *rest)))
-    assert device.capture_id(64) == 7
-
-
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, use: Callable[[FakeDriver], FakeDriver]) -> None:
     def absent(*arguments: object) -> tuple[object, ...]:
         raise RuntimeError("Failed to dlopen libcuda.so.1")
@@ -154,16 +148,3 @@ def test_the_driver_of_this_machine() -> None:
             copied = place.clone()
         stream.synchronize()
         assert copied.eq(3).all()
-
-
-@pytest.mark.gpu
-def test_captures_of_this_machine_have_identities() -> None:
-    import torch
-
-    identities = []
-    for _ in range(2):
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.graph(graph, stream=stream):
-            torch.zeros(8, device="cuda")
-            identities += [device.capture_id(stream.cuda_stream) for _ in range(2)]
-    assert identities[0] == identities[1] != identities[2] == identities[3]
