@@ -162,9 +162,15 @@ Status add_counters(const KernelRow &row, sdpa_params &params, int device, cudaS
   unsigned long long capture_id = 0, stream_id = 0;
   cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, &capture_id);
   if (error != cudaSuccess) return cuda_status("cudaStreamGetCaptureInfo", error);
-  error = cudaStreamGetId(stream, &stream_id);  // handles come back, and one stands for a stream of every thread
-  if (error != cudaSuccess) return cuda_status("cudaStreamGetId", error);
-  const CounterUser user(stream_id, capture == cudaStreamCaptureStatusActive ? capture_id + 1 : 0);
+  const bool is_captured = capture == cudaStreamCaptureStatusActive;
+  if (is_captured) {
+    stream_id = reinterpret_cast<uintptr_t>(stream);  // one handle is one stream as long as a capture goes on
+  } else {
+    const RelaxedCapture relaxed;
+    error = cudaStreamGetId(stream, &stream_id);  // handles come back, and one stands for a stream of every thread
+    if (error != cudaSuccess) return cuda_status("cudaStreamGetId", error);
+  }
+  const CounterUser user(stream_id, is_captured ? capture_id + 1 : 0);
   CounterPool *const pool = counter_pool(device);
   if (pool != nullptr) params.split_arrivals = pool->find(user, make_counters);
   if (params.split_arrivals != nullptr) return {};

@@ -17,7 +17,7 @@
 
 namespace sdpa {
 
-// A stream's id, and the capture that goes on in it: its id + 1, or 0 for none.
+// A stream's id and 0; or while a capture goes on in it, its handle and the capture's id + 1.
 using CounterUser = std::pair<uint64_t, uint64_t>;
 
 class CounterPool {

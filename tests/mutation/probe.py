@@ -27,27 +27,27 @@ _PLAIN = (
     "test_hidden_keys.py",
     "test_operand_strides.py",
     "test_growing_scores.py",
-    "test_sharp_rows.py",
+    "test_large_scores.py",
     "test_bank_conflicts.py",
 )
 _GENERAL = (
     "test_general.py",
     "test_masks.py",
+    "test_large_scores.py",
     "test_lengths.py",
     "test_guard_pages.py",
     "test_bank_conflicts.py",
-    "test_sharp_rows.py",
 )
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
     Kernels.SPLIT: (
         "test_split.py",
+        "test_large_scores.py",
         "test_lengths.py",
         "test_general.py",
         "test_guard_pages.py",
         "test_bank_conflicts.py",
-        "test_sharp_rows.py",
     ),
 }
 # Split kernels take seconds for some of their tests: one layout, some of the row counts and, for the slowest,

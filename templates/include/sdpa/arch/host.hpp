@@ -171,6 +171,13 @@ struct Host {
     return ((pair & 0xffffu) >= (least & 0xffffu) ? 0xffffu : 0u) | (pair >> 16 >= least >> 16 ? 0xffff0000u : 0u);
   }
 
+  // The rounded product; the compiler may not make a multiply-add of what it cannot see.
+  static float multiply(float a, float b) {
+    float product = a * b;
+    asm("" : "+m"(product));
+    return product;
+  }
+
   // ex2.approx.ftz: results below the smallest normal number are zero.
   static float exp2(float x) {
     const float y = ::exp2f(x);

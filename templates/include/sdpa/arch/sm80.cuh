@@ -107,6 +107,9 @@ struct Sm80 {
     return __hge2_mask(*reinterpret_cast<__half2 *>(&pair), *reinterpret_cast<__half2 *>(&least));
   }
 
+  // The rounded product; no compiler makes a multiply-add of it.
+  SDPA_DEVICE static float multiply(float a, float b) { return __fmul_rn(a, b); }
+
   SDPA_DEVICE static float exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -45,7 +45,7 @@ struct Kernel {
     }
 
     Tensor tOrO = make_accumulator();
-    typename Mainloop<Traits>::SoftmaxState softmax(params.softmax_scale_log2);
+    typename Mainloop<Traits>::SoftmaxState softmax;
     Mainloop<Traits>::run(params, tile, sequence, keys, smem, tOrO, softmax);
 
     if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
@@ -81,7 +81,7 @@ struct Kernel {
     Sequence const part = split.template of<Traits>(sequence);
 
     Tensor tOrO = make_accumulator();
-    typename Mainloop<Traits>::SoftmaxState softmax(params.softmax_scale_log2);
+    typename Mainloop<Traits>::SoftmaxState softmax;
     Mainloop<Traits>::run(params, tile, part, KeyRange::make<Traits>(params, part, tile.m_block), smem, tOrO, softmax);
     int const tile_index = head * params.m_blocks.divisor + tile.m_block;
     SplitEpilogue<Traits>::store_tile(params, tile, sequence, split, tile_index, smem, tOrO, softmax);

@@ -162,6 +162,8 @@ struct KernelTraits {
   // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
   // At head_dim 80 the plain kernel spills without this, and the causal one with it.
   static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
+  // At head_dim 80, causal kernels and those with dropout spill unless a tile's first row is found again for each use.
+  static constexpr bool kFindsRowAgain = kHeadDim == 80 && kBlockM == 128;
   // With dropout, the largest of them leave none for the mask's address either; smaller ones spill with this.
   static constexpr bool kFindsMaskAgain = kHasMask && kHasDropout && kBlockM * kHeadDim >= 128 * 128;
   // Large tiles with biases of 16 bits wait for these, up to head_dim 80: a thread asks for the lines of a row a block

@@ -101,9 +101,9 @@ void set_params(Params &params, sdpa_params const &p) {
     if (seen < params.seqlen_k) params.seqlen_k = seen > 0 ? static_cast<int32_t>(seen) : 0;
   }
   // A maximum needs a positive factor: a negative one gives its sign to Q, and 0 (uniform attention) becomes a factor
-  // that no finite score survives.
+  // that hardly any finite score survives. An infinite one would make NaN of a score of 0.
   params.negate_q = p.softmax_scale < 0.f;
-  params.softmax_scale_log2 = p.softmax_scale == 0.f ? 1e-30f : std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);
+  params.softmax_scale_log2 = p.softmax_scale == 0.f ? FLT_MIN : std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);
   int const num_m_blocks = (p.seqlen_q + Traits::kBlockM - 1) / Traits::kBlockM;
   params.scheduler = TileScheduler::make(num_m_blocks, p.batch, p.num_heads_q, p.num_heads_kv,
                                          int64_t{4} * params.seqlen_k * Traits::kHeadDim);

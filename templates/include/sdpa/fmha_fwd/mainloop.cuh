@@ -274,14 +274,18 @@ struct Mainloop {
       bool is_seen = true;
       if constexpr (kHasMask) is_seen = mask.template apply<kWhole>(scores, tScS, again(first_row), first_col, sequence);
       if (is_seen) {
-        if constexpr (!kWhole) apply_mask<Traits>(scores, tScS, again(first_row), first_col, params, sequence);
+        if constexpr (!kWhole) {
+          int const row = Traits::kFindsRowAgain ? Arch::forget_origin(first_row) : again(first_row);
+          apply_mask<Traits>(scores, tScS, row, first_col, params, sequence);
+        }
         softmax.template update<Traits::kHasBias>(scores, tOrO_rows, params.softmax_scale_log2);
 
         Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
         convert(tSrS, tOrP_);
         if constexpr (Traits::kHasDropout) {
           Tensor pairs = recast<uint32_t>(tOrP_);  // ((1, 2), MMA_M, MMA_N)
-          dropout.apply(pairs, tScS, kHasMask || Traits::kQInRegs ? again(first_row) : first_row, first_col);
+          constexpr bool kFindsRow = kHasMask || Traits::kQInRegs || Traits::kFindsRowAgain;
+          dropout.apply(pairs, tScS, kFindsRow ? again(first_row) : first_row, first_col);
         }
         Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
         gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),

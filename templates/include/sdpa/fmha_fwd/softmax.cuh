@@ -6,12 +6,8 @@
 // warp exceeds it by more than kSlack (Dao's FlashAttention-4 does the same), and then O and row_sum are rescaled by
 // exp2(old - new). Until then P may reach 2^kSlack, which fp16 and bf16 hold with full precision; the final division
 // by row_sum makes the result exact whatever the reference. So the common block needs no shuffle and no rescale.
-//
-// The product in P is not rounded, that in row_max is: they differ by up to half a unit in the last place of row_max.
-// Above kSharp that would show in the output, since the weight of a row's largest score would not be 1, and far above
-// it P would overflow. A warp with such a reference is sharp: its products are rounded, too, before row_max is taken
-// away.
-//
+// The multiply-add does not round scale_log2 · S and row_max has, so the largest P of a row is off by up to half a unit
+// in the last place of row_max. Where that could be seen, blocks are *sharp*: see kSharp.
 // One thread holds kRows rows of scores, each shared with the three other lanes of its quad; row_sum stays a lane's
 // own part until `finish`.
 #pragma once
@@ -41,23 +37,20 @@ SDPA_HOST_DEVICE auto accumulator_as_operand_a(Layout_ const &acc) {
 
 template <class Arch, int kRows>
 struct Softmax {
-  // Below every finite score, so that a row without keys keeps P = exp2(-inf - kNoKey) = 0 and not NaN.
+  // Below every score, so that a row without keys keeps P = exp2(-inf - kNoKey) = 0 and not NaN.
   static constexpr float kNoKey = -1.7e38f;
   static constexpr float kSlack = 8.f;
-  // Up to here a residue of half a unit in the last place moves P by less than a quarter of fp16's unit.
-  static constexpr float kSharp = 4096.f;
-  static constexpr float kLargest = 1.4426950e38f;  // 1e38 in log2 units: larger scores with a bias count as this
-  static constexpr float kLow = -1e37f;             // a bias below it may overflow in log2 units
+  // While a warp has a row whose reference is larger than this, in log2 units, its blocks are sharp: all references
+  // follow their maxima, and the products are rounded before the reference is subtracted, as they were in it. So the
+  // largest P is exactly 1, however large the scores.
+  static constexpr float kSharp = 1024.f;
+  static constexpr float kLargest = 1e38f;  // times log2(e), above kNoKey
   static constexpr float kLn2 = 0.6931471805599453f;
 
   float row_max[kRows];  // log2 units
   float row_sum[kRows];
 
-  // Of the warp. While it is sharp, every block takes the branch that moves references, and leaves it in log2 units.
-  float slack = kSlack;
-  float score_scale;
-
-  SDPA_DEVICE explicit Softmax(float softmax_scale_log2) : score_scale(softmax_scale_log2) {
+  SDPA_DEVICE Softmax() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       row_max[i] = kNoKey;
@@ -65,8 +58,9 @@ struct Softmax {
     }
   }
 
-  // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved. With kHasBias, S may
-  // hold the least float there is, a common way to write "not seen", as the only score of a row.
+  // scores (kRows, cols): S → P. out (kRows, head_dim part): rescaled where the reference moved. A warp with a row that
+  // has no key yet takes the rare branch, in which nothing happens to that row. With kHasBias that may last for many
+  // blocks, so it is avoided.
   template <bool kHasBias, class Scores, class Out>
   SDPA_DEVICE void update(Scores &scores, Out &out, float softmax_scale_log2) {
     float block_max[kRows];  // of this lane's columns
@@ -76,26 +70,26 @@ struct Softmax {
       block_max[i] = scores(i, 0);
       CUTE_UNROLL
       for (int j = 1; j < size<1>(scores); ++j) block_max[i] = fmaxf(block_max[i], scores(i, j));
-      moves |= block_max[i] * softmax_scale_log2 > row_max[i] + slack;
-      if constexpr (kHasBias) moves |= block_max[i] < kLow && block_max[i] != -INFINITY;
+      moves |= block_max[i] * softmax_scale_log2 - row_max[i] > kSlack;
+      moves |= fabsf(row_max[i]) > kSharp && (!kHasBias || block_max[i] > -INFINITY);
     }
+    float factor = softmax_scale_log2;  // of what `scores` holds
     if (Arch::any(moves)) {
       bool const is_sharp = move_reference<kHasBias>(block_max, out, softmax_scale_log2);
-      slack = is_sharp ? -INFINITY : kSlack;
-      score_scale = is_sharp ? 1.f : softmax_scale_log2;
       if (is_sharp) {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
           CUTE_UNROLL
           for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = to_log2<kHasBias>(scores(i, j), softmax_scale_log2);
         }
+        factor = 1.f;
       }
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = Arch::exp2(fmaf(scores(i, j), score_scale, -row_max[i]));
+        scores(i, j) = Arch::exp2(fmaf(scores(i, j), factor, -row_max[i]));
         row_sum[i] += scores(i, j);
       }
     }
@@ -117,31 +111,31 @@ struct Softmax {
   SDPA_DEVICE static float lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + Arch::log2(sum)) * kLn2; }
 
  private:
-  // A score in log2 units, rounded. The least float as a bias would be infinite in them; infinities stay what they are.
+  // Only biases make finite scores beyond kLargest: the lowest finite number is a common way to write "not seen". Those
+  // count as kLargest. Infinities and NaN stay what they are.
   template <bool kHasBias>
   SDPA_DEVICE static float to_log2(float score, float softmax_scale_log2) {
-    float const product = score * softmax_scale_log2;
-    if (!kHasBias || fabsf(score) == INFINITY) return product;
-    return fmaxf(fminf(product, kLargest), -kLargest);
+    if (kHasBias && fabsf(score) > kLargest && fabsf(score) != INFINITY) score = copysignf(kLargest, score);
+    return Arch::multiply(score, softmax_scale_log2);
   }
 
-  // True in all lanes when the warp is sharp then.
+  // True, in all lanes, when the block is sharp.
   template <bool kHasBias, class Out>
   SDPA_DEVICE bool move_reference(float const (&block_max)[kRows], Out &out, float softmax_scale_log2) {
-    bool is_large = false;
+    bool is_sharp = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float max = to_log2<kHasBias>(block_max[i], softmax_scale_log2);
       max = fmaxf(max, Arch::shfl_xor(max, 2));
       max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
+      is_sharp |= fabsf(max) > kSharp && max != kNoKey;
       float const scores_scale = Arch::exp2(row_max[i] - max);
       row_max[i] = max;
       row_sum[i] *= scores_scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
-      is_large |= fabsf(max) > kSharp && max != kNoKey;
     }
-    return Arch::any(is_large);
+    return Arch::any(is_sharp);
   }
 };
 
