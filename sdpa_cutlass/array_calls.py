@@ -148,8 +148,10 @@ def _launch(bound: Bound, options: Options, written: dict[str, ArrayView], strea
         problem, scale, operands.query, operands.key, operands.value,
         operands.canonical_out(written["out"]), written.get("softmax_lse"), given,
     )  # fmt: skip
-    kernel = choose(
+    choice = choose(
         library, problem, options.family, device, params, name=options.kernel, has_workspace=False
-    ).kernel
+    )
+    params.num_splits = choice.num_splits
+    kernel = choice.kernel
     status = library.launch_function(kernel.index, ctypes.byref(params), device.index, stream or None)
     library.check(status, f"{kernel.name} on {problem}")

@@ -20,17 +20,23 @@ and at up to eight times the batch; tests/library/test_select.py lists some and 
 13 %. What splitting costs comes from decoding (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V
 on the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
 enter only through their rates.
+
+A key cache that grows asks for a price with every token. So a `Model` holds what follows from the kernel, the
+card and `Problem.kind`, and `cost` adds what the sizes say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .device import DeviceInfo
+from .errors import LibraryMismatchError
 from .problem import MaskType, Problem
 from .registry import Family, KernelInfo
+from .visible_keys import CausalRows, visible_scores
 
 _CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
 _LAUNCH_CYCLES = 1500
@@ -60,7 +66,6 @@ _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
 _MAX_SPLITS = 64
 _MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
-_MAX_SAMPLES = 64  # rows of CTAs looked at to average a causal mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,69 +101,156 @@ class _Work:
         return max(busy * resident, self.l2 * resident, alone)
 
 
-def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
-    """What `kernel`, legal for `problem`, should cost on `device`."""
-    model = _fused if kernel.family is Family.FMHA_FWD else _unfused
+class Model(ABC):
+    """One kernel on one card, for the problems of one kind: all but their sizes is settled."""
+
+    def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
+        self.kernel = kernel
+        self.device = device
+
+    @abstractmethod
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
+
+    @abstractmethod
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        """CTAs, and the share of the scores that they compute which is needed."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """All that there is to say about `problem`."""
+        cycles, num_splits = self.cost(problem)
+        ctas, useful = self.grid(problem, num_splits)
+        waves = ctas / (self.device.sms * self.kernel.ctas_per_sm)
+        return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3), num_splits)
+
+
+def model_of(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
+    """The model of `kernel` for all problems of the kind of `problem`, for which it is legal.
+
+    Raises LibraryMismatchError for a family that has none.
+    """
+    model = MODELS.get(kernel.family)
+    if model is None:
+        raise LibraryMismatchError(
+            f"{kernel.name} is of the family {kernel.family.value}, which has no cost model; those that have "
+            f"one: {', '.join(family.value for family in MODELS)}"
+        )
     return model(kernel, problem, device)
 
 
-def _fused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
-    packed = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # heads in a tile
-    m_blocks = _ceil_div(problem.seqlen_q * packed, kernel.block_m)
-    tiles = m_blocks * problem.batch * problem.num_heads_q // packed
-    blocks = _visible_blocks(kernel, problem, m_blocks, packed)
-    work = _work(kernel, problem, device)
-    rows = min(kernel.block_m, problem.seqlen_q * packed)
-    num_splits = 0
-    if kernel.is_split:
-        num_splits = _num_splits(kernel, tiles, max(blocks), work.cycles(1), rows, device)
-    ctas = tiles * max(num_splits, 1)
-    rounds = [_ceil_div(count, kernel.kv_groups * max(num_splits, 1)) for count in blocks]
-    mean_rounds = sum(rounds) / len(rounds)
-
-    q_bytes = 2 * kernel.block_m * kernel.head_dim
-    merge = 0.0
-    if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
-        merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
-        merge_bytes = 8 * kernel.block_m * merge_floats
-        merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / _SMEM_BYTES_PER_CLOCK
-    masking = 0.0
-    if problem.is_causal:
-        masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
-        share = min(kernel.warps / kernel.kv_groups / 4, 1)  # of the schedulers: one group meets the diagonal
-        masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
-    head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
-    ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
-
-    def body(resident: int) -> float:
-        return mean_rounds * work.cycles(resident) + (masking + merge) * resident
-
-    resident = _resident(kernel, device)
-    cycles = _spread(ctas, resident, device.sms, ends, body)
-    neighbours = min(_ceil_div(ctas, device.sms), resident)
-    longest = (
-        ends + _longest_rounds(rounds, ctas, resident, device.sms, work) + (masking + merge) * neighbours
-    )
-    computed = sum(blocks) / len(blocks) * m_blocks * kernel.block_m * kernel.block_n / packed
-    useful = _visible_scores(problem) / max(computed, 1)
-    cycles = max(cycles, longest) * (_GENERAL_SLOWDOWN if kernel.is_general else 1.0)
-    if kernel.head_dim > max(problem.head_dim, problem.head_dim_v):
-        cycles *= _PADDED_SLOWDOWN
-    cycles += _meeting_cycles(kernel, rows, num_splits)
-    return _result(ctas, kernel, useful, _LAUNCH_CYCLES + cycles, device, num_splits)
+def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+    """What `kernel`, legal for `problem`, should cost on `device`."""
+    return model_of(kernel, problem, device).estimate(problem)
 
 
-def _longest_rounds(rounds: list[int], ctas: int, resident: int, sms: int, work: _Work) -> float:
-    """Cycles of the rounds of the longest CTA, which shares its SM with shorter ones as long as they last.
+class _Fused(Model):
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        merge = 0.0
+        if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
+            merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
+            merge_bytes = 8 * kernel.block_m * merge_floats
+            merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / _SMEM_BYTES_PER_CLOCK
+        masking = 0.0
+        if problem.is_causal:
+            masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
+            share = min(
+                kernel.warps / kernel.kv_groups / 4, 1
+            )  # of the schedulers: one group meets the diagonal
+            masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
+        head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
+        q_bytes = 2 * kernel.block_m * kernel.head_dim
+        is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
+        work = _work(kernel, problem, device)
+        self._is_causal = problem.is_causal
+        self._resident = _resident(kernel, device)
+        # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
+        self._round = [work.cycles(count) for count in range(self._resident + 1)]
+        self._once = [(masking + merge) * count for count in range(self._resident + 1)]
+        self._ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
+        self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
+        self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
+        self._meetings: dict[int, list[float]] = {}
 
-    `rounds` of evenly spaced rows of tiles, longest first, as CTAs start. When all of them start at once, an
-    SM has every `sms`-th CTA; in grids of several waves the longest one counts as if it were alone.
-    """
-    share = _ceil_div(ctas, sms)
-    if share > resident:
-        return rounds[0] * work.cycles(1)
-    left = [rounds[i * sms * len(rounds) // ctas] for i in range(share)] + [0]
-    return sum((left[i] - left[i + 1]) * work.cycles(i + 1) for i in range(share))
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, round_cycles, once, sms = self.kernel, self._round, self._once, self.device.sms
+        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # in a tile
+        rows, block_m = problem.seqlen_q * heads, kernel.block_m
+        ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
+        keys_a_round = kernel.block_n * kernel.kv_groups
+        causal_rows = CausalRows(problem, block_m, heads) if self._is_causal else None
+        num_splits, meeting = 0, 0.0
+        if kernel.is_split:
+            block_n = kernel.block_n
+            blocks = causal_rows.rounds(0, block_n) if causal_rows else -(-problem.seqlen_k // block_n)
+            num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
+            ctas *= num_splits
+            keys_a_round *= num_splits
+        share = -(-ctas // sms)  # of the busiest SM
+        resident = min(self._resident, share)
+        if causal_rows is None:
+            mean_rounds: float = -(-problem.seqlen_k // keys_a_round)
+            longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
+        else:
+            mean_rounds = causal_rows.all_rounds(keys_a_round) / causal_rows.count
+            longest = self._longest(causal_rows, keys_a_round, ctas, share)
+
+        full, rest = divmod(share, resident)
+        ends = self._ends
+        cycles = ends + full * (mean_rounds * round_cycles[resident] + once[resident])
+        cycles += (full - 1) * ends / resident
+        if rest:
+            cycles += mean_rounds * round_cycles[rest] + once[rest] + ends / resident
+        cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
+        return _LAUNCH_CYCLES + (cycles + meeting), num_splits
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel = self.kernel
+        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
+        m_blocks = _ceil_div(problem.seqlen_q * heads, kernel.block_m)
+        blocks: float = _ceil_div(problem.seqlen_k, kernel.block_n)
+        if self._is_causal:
+            causal_rows = CausalRows(problem, kernel.block_m, heads)
+            blocks = causal_rows.all_rounds(kernel.block_n) / causal_rows.count
+        computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
+        tiles = m_blocks * problem.batch * problem.num_heads_q // heads
+        return tiles * max(num_splits, 1), visible_scores(problem) / max(computed, 1)
+
+    def _longest(self, causal_rows: CausalRows, keys_a_round: int, ctas: int, share: int) -> float:
+        """Cycles of the longest CTA's rounds. It shares its SM with shorter ones as long as they last.
+
+        When all CTAs start at once, an SM has every `sms`-th of them; in grids of several waves the longest
+        one counts as if it were alone.
+        """
+        if share > self._resident:
+            return causal_rows.rounds(0, keys_a_round) * self._round[1]
+        sms, count = self.device.sms, causal_rows.count
+        left = [causal_rows.rounds(i * sms * count // ctas, keys_a_round) for i in range(share)] + [0]
+        return sum((left[i] - left[i + 1]) * self._round[i + 1] for i in range(share))
+
+    def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
+        """The CTAs for each tile that should be fastest, and the cycles of their meeting.
+
+        Of those numbers that fill the card at most once, so that every KV group keeps a block.
+        """
+        groups, round_cycles = self.kernel.kv_groups, self._round[1]
+        most = min(self.device.sms // tiles, blocks // groups, _MAX_SPLITS)
+        if tiles > _MAX_SPLIT_TILES or most < 2:
+            return 1, 0.0
+        meetings = self._meetings.get(rows)
+        if meetings is None:
+            meetings = [_meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
+            self._meetings[rows] = meetings
+        best, least = 1, -(-blocks // groups) * round_cycles
+        shortest = -(-blocks // (most * groups)) * round_cycles
+        for num_splits in range(2, most + 1):
+            meeting = meetings[num_splits]
+            if shortest + meeting >= least:
+                break  # meetings grow with their number
+            cycles = -(-blocks // (num_splits * groups)) * round_cycles + meeting
+            if cycles < least:
+                best, least = num_splits, cycles
+        return best, meetings[best]
 
 
 def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
@@ -187,24 +279,6 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     )
 
 
-def _num_splits(
-    kernel: KernelInfo, tiles: int, blocks: int, round_cycles: float, rows: int, device: DeviceInfo
-) -> int:
-    """The CTAs for each tile that should be fastest, of those that fill the card at most once.
-
-    Every KV group keeps a block.
-    """
-    most = min(device.sms // tiles, blocks // kernel.kv_groups, _MAX_SPLITS)
-    if tiles > _MAX_SPLIT_TILES or most < 2:
-        return 1
-
-    def cycles(num_splits: int) -> float:
-        rounds = _ceil_div(blocks, num_splits * kernel.kv_groups)
-        return rounds * round_cycles + _meeting_cycles(kernel, rows, num_splits)
-
-    return min(range(1, most + 1), key=cycles)
-
-
 def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
     """What it takes the splits of a tile to leave their parts and the last one to read them (split.cuh)."""
     if num_splits < 2:
@@ -215,31 +289,41 @@ def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
     return _SPLIT_CYCLES + _ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
 
 
-def _unfused(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+class _Unfused(Model):
     """Q·Kᵀ in tiles of the row, a softmax that reads logits and writes P, P·V in tiles as wide as head_dim.
 
     Rougher than the fused model and fitted to nothing: it only has to rank tiles of the same pipeline.
     """
-    heads = problem.batch * problem.num_heads_q
-    resident = max(_SMEM_PER_SM // (kernel.smem_bytes + _SMEM_PER_CTA), 1)
 
-    def gemm(rows: int, columns: int, depth: int, block_m: int, block_n: int) -> tuple[int, float]:
-        ctas = _ceil_div(rows, block_m) * _ceil_div(columns, block_n) * heads
-        operand_bytes = 2 * (block_m + block_n) * depth
-        mma = 2 * block_m * block_n * depth / device.mma_flops_per_clock
-        smem = math.sqrt(kernel.warps) * operand_bytes / _SMEM_BYTES_PER_CLOCK
-        store = 2 * block_m * block_n / _L2_BYTES_PER_CLOCK
-        tile = max(mma, smem, operand_bytes / _L2_BYTES_PER_CLOCK) + store
-        return ctas, _spread(ctas, resident, device.sms, _CTA_CYCLES, tile.__mul__)
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        self._resident = max(_SMEM_PER_SM // (kernel.smem_bytes + _SMEM_PER_CTA), 1)
 
-    rows, keys = problem.seqlen_q, problem.seqlen_k
-    ctas, qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
-    _, pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
-    logits = heads * rows * keys
-    softmax_cycles = _CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * _L2_BYTES_PER_CLOCK)
-    computed = ctas * kernel.block_m * kernel.block_n
-    cycles = 3 * _LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles
-    return _result(ctas, kernel, logits / computed, cycles, device)
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, device = self.kernel, self.device
+        heads = problem.batch * problem.num_heads_q
+
+        def gemm(rows: int, columns: int, depth: int, block_m: int, block_n: int) -> float:
+            ctas = _ceil_div(rows, block_m) * _ceil_div(columns, block_n) * heads
+            operand_bytes = 2 * (block_m + block_n) * depth
+            mma = 2 * block_m * block_n * depth / device.mma_flops_per_clock
+            smem = math.sqrt(kernel.warps) * operand_bytes / _SMEM_BYTES_PER_CLOCK
+            store = 2 * block_m * block_n / _L2_BYTES_PER_CLOCK
+            tile = max(mma, smem, operand_bytes / _L2_BYTES_PER_CLOCK) + store
+            return _spread(ctas, self._resident, device.sms, _CTA_CYCLES, tile.__mul__)
+
+        rows, keys = problem.seqlen_q, problem.seqlen_k
+        qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
+        pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
+        logits = heads * rows * keys
+        softmax_cycles = _CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * _L2_BYTES_PER_CLOCK)
+        return 3 * _LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles, 0
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel, rows, keys = self.kernel, problem.seqlen_q, problem.seqlen_k
+        heads = problem.batch * problem.num_heads_q
+        ctas = _ceil_div(rows, kernel.block_m) * _ceil_div(keys, kernel.block_n) * heads
+        return ctas, heads * rows * keys / (ctas * kernel.block_m * kernel.block_n)
 
 
 def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[int], float]) -> float:
@@ -257,40 +341,12 @@ def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[
     return cycles
 
 
-def _result(
-    ctas: int, kernel: KernelInfo, useful: float, cycles: float, device: DeviceInfo, num_splits: int = 0
-) -> Estimate:
-    waves = ctas / (device.sms * kernel.ctas_per_sm)
-    return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3), num_splits)
-
-
-def _visible_blocks(kernel: KernelInfo, problem: Problem, m_blocks: int, packed: int) -> list[int]:
-    """Key blocks that a row of tiles has to visit, for at most _MAX_SAMPLES evenly spaced rows of tiles.
-
-    `packed` neighbouring rows of a tile are the same position.
-    """
-    if not problem.is_causal:
-        return [_ceil_div(problem.seqlen_k, kernel.block_n)]
-    step = _ceil_div(m_blocks, _MAX_SAMPLES)
-    counts = []
-    for m_block in range(m_blocks - 1, -1, -step):
-        last_row = min((m_block + 1) * kernel.block_m, problem.seqlen_q * packed) - 1
-        keys = min(max(last_row // packed + problem.causal_offset + 1, 0), problem.seqlen_k)
-        counts.append(_ceil_div(keys, kernel.block_n))
-    return counts
-
-
-def _visible_scores(problem: Problem) -> int:
-    """Scores of one head that are not masked: row i sees clamp(i + causal_offset + 1, 0, seqlen_k) keys."""
-    rows, keys = problem.seqlen_q, problem.seqlen_k
-    if not problem.is_causal:
-        return rows * keys
-    first = problem.causal_offset + 1
-    start = min(max(1 - first, 0), rows)  # the first row that sees a key
-    full = min(max(keys - first, start), rows)  # the first row that sees them all
-    partial = full - start
-    return partial * (first + start) + partial * (partial - 1) // 2 + (rows - full) * keys
-
-
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
+    Family.FMHA_FWD: _Fused,
+    Family.UNFUSED: _Unfused,
+}
+"""Every family has one: its kernels are priced by no other's."""

@@ -15,7 +15,7 @@ from .launch import library_for, make_params
 from .planning import Inputs, Options
 from .problem import Causal, Problem
 from .registry import Family
-from .select import Candidate, Choice, candidates, choose, mismatches
+from .select import Candidate, Choice, candidates, choose
 
 if TYPE_CHECKING:
     import torch
@@ -44,15 +44,12 @@ class Explanation:
         others: Counter[str] = Counter()
         for candidate in self.candidates:
             kernel = candidate.kernel
-            found = mismatches(kernel, self.problem)
-            if found:
-                others[found[0]] += 1
+            cost, verdict = candidate.estimate, candidate.refusal or "legal"
+            if cost is None:
+                others[verdict.split("; ")[0]] += 1
                 continue
             mark = "*" if kernel is self.choice.kernel else " "
-            cost, verdict = candidate.estimate, candidate.refusal or "legal"
-            numbers = " " * 33
-            if cost:
-                numbers = f"{cost.ctas:7} {cost.waves:7.2f} {cost.useful:7.0%} {cost.microseconds:9.2f}"
+            numbers = f"{cost.ctas:7} {cost.waves:7.2f} {cost.useful:7.0%} {cost.microseconds:9.2f}"
             lines.append(f"{mark} {kernel.name:{width}}  {numbers}  {verdict}")
         lines += [f"  {count} kernels refused: {reason}" for reason, count in others.items()]
         return "\n".join(lines)

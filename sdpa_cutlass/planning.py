@@ -165,6 +165,7 @@ def make_plan(
     native, device = library_for(query)
     params = make_params(problem, bound.scale, query, key, value, out, lse, given)
     choice = choose(native, problem, options.family, device, params, name=options.kernel)
+    params.num_splits = choice.num_splits
     return Plan(native, choice.kernel, problem, params, device)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class DType(Enum):
@@ -18,6 +19,8 @@ class DType(Enum):
 
     F16 = "f16"
     BF16 = "bf16"
+
+    __hash__ = object.__hash__  # Enum's own is Python code: 0.2 µs in every choice of a kernel
 
     @property
     def itemsize(self) -> int:
@@ -32,6 +35,8 @@ class MaskType(Enum):
     F16 = "f16"
     BF16 = "bf16"
     F32 = "f32"
+
+    __hash__ = object.__hash__
 
     @property
     def itemsize(self) -> int:
@@ -50,6 +55,18 @@ class Causal(str, Enum):
     BOTTOM_RIGHT = "bottom_right"
 
     __hash__ = str.__hash__  # a member and its value are equal, so they must hash alike
+
+
+class Kind(NamedTuple):
+    """What of a problem decides which kernels are legal: all but the sizes that change from call to call."""
+
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    is_causal: bool
+    mask: MaskType | None
+    has_dropout: bool
+    has_lengths: bool
 
 
 _AS_HEAD_DIM = -1
@@ -79,6 +96,19 @@ class Problem:
     def __post_init__(self) -> None:
         if self.head_dim_v == _AS_HEAD_DIM:
             object.__setattr__(self, "head_dim_v", self.head_dim)
+
+    @property
+    def kind(self) -> Kind:
+        """Everything but batch, heads and lengths."""
+        return Kind(
+            self.dtype,
+            self.head_dim,
+            self.head_dim_v,
+            self.causal is not None,
+            self.mask,
+            self.has_dropout,
+            self.has_lengths,
+        )
 
     @property
     def is_plain(self) -> bool:

@@ -1,11 +1,15 @@
 """Problem → kernel: which are legal, then a measured row for this GPU (tuned_table.py), then the cost model.
 
-`SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to the kernels whose names match. It is read once, at
-the first choice of the process, and leaves a family alone when only names of the other one match. General
-kernels come behind the plain ones that can run a problem: they are slower, and are only needed by problems
-with a mask, dropout, lengths or a head_dim of their own. Split kernels compete with the plain ones where they
-have something to gain: query heads to pack or keys to share out. Rankings and measured rows are cached for
-each problem and device; whether the library accepts the strides at hand is asked anew for every signature.
+A kernel is legal when its code runs on the device (`unsupported`), its registry row takes the problem
+(`mismatches`), and the library has nothing against strides and alignment. `SDPA_CUTLASS_FORCE_KERNEL=<glob>`
+narrows the choice to the kernels whose names match. It is read once, at the first choice of the process, and
+leaves a family alone when only names of the other one match. General kernels come behind the plain ones that
+can run a problem: they are slower, and are only needed by problems with a mask, dropout, lengths or a rare
+head_dim. Split kernels compete with the plain ones where they have something to gain: query heads to pack or
+keys to share out (`order`).
+
+A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
+once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
 """
 
 from __future__ import annotations
@@ -13,16 +17,18 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
+import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ._c_api import Library, Params
-from .cost_model import Estimate, estimate
-from .device import DeviceInfo
-from .errors import ArgumentError, NoKernelError
-from .problem import Problem
+from ._locate import Target
+from .cost_model import Estimate, Model, model_of
+from .device import DeviceInfo, archs_serve
+from .errors import ArgumentError, ArgumentTypeError, NoKernelError
+from .problem import Kind, Problem
 from .registry import Family, KernelInfo, read_kernels
 
 if TYPE_CHECKING:
@@ -30,19 +36,24 @@ if TYPE_CHECKING:
 
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
 _NEAREST = 5  # refused kernels that an error lists
+_MAX_OFFERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel that runs, and why it."""
+    """The kernel that runs, the CTAs that share the keys of a tile (0: it cannot split), and why it."""
 
     kernel: KernelInfo
+    num_splits: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel beside one problem: `refusal` says why it is not legal, `estimate` what it should cost."""
+    """One kernel beside one problem: `refusal` says why it is not legal, `estimate` what it should cost.
+
+    Without an `estimate`, its row is what speaks against it.
+    """
 
     kernel: KernelInfo
     refusal: str | None
@@ -50,7 +61,10 @@ class Candidate:
 
 
 def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
-    """What the registry row alone says against running `problem`; empty when nothing does."""
+    """What the registry row alone says against running `problem`; empty when nothing does.
+
+    Reads nothing of `problem` but its `kind`.
+    """
     found = []
     if not kernel.is_general and kernel.head_dim != problem.head_dim:
         found.append(f"head_dim is {kernel.head_dim}, not {problem.head_dim}")
@@ -72,6 +86,20 @@ def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
     return found
 
 
+def unsupported(kernel: KernelInfo, library: Library, device: DeviceInfo) -> str | None:
+    """Why the code of `kernel` does not run on `device`, or None when it does.
+
+    Its code is machine code of `kernel.arch` and PTX, which newer GPUs run too. On an older GPU of the same
+    major version, it runs if the library was built for that one as well. The host runs every kernel.
+    """
+    major, minor = device.compute_capability
+    if device.target is Target.HOST or kernel.arch <= 10 * major + minor:
+        return None
+    if kernel.arch // 10 == major and archs_serve(library.build.archs, device.compute_capability):
+        return None
+    return f"is for sm_{kernel.arch}, and {device.name} is sm_{major}{minor}"
+
+
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """A measured choice: its row, the name of the table, and how many octaves away it was measured."""
@@ -85,60 +113,93 @@ class Tuned:
         return text + (f", {self.distance:.2f} octaves from here" if self.distance else "")
 
 
-_tuned: dict[tuple[Library, Problem, DeviceInfo], Tuned | None] = {}
-
-
 def tuned_kernel(library: Library, problem: Problem, device: DeviceInfo) -> Tuned | None:
     """The fused kernel that was measured to be the fastest nearby; None without a table or a row near enough.
 
     The first call reads the tuned table, and warns when there is one that cannot be used.
     """
-    key = (library, problem, device)
-    try:
-        return _tuned[key]
-    except KeyError:
-        pass
-    from .tuned_lookup import tables_for  # nothing of it is needed before the first choice
-    from .tuned_table import bucket_of
+    from . import tuned_lookup  # nothing of it is needed before the first choice
 
-    found = None
-    tables = tables_for(library, device)
-    if tables is not None:
-        bucket = bucket_of(problem, tables.head_dims)
-        nearest = tables.nearest(bucket) if bucket is not None else None
-        if nearest is not None:
-            found = Tuned(nearest[0], tables.path.name, nearest[1])
-    if len(_tuned) >= _MAX_RANKINGS:
-        _tuned.clear()
-    _tuned[key] = found
+    tables = tuned_lookup.tables_for(library, device)
+    if tables is None:
+        return None
+    found = tables.nearest_to(problem)
+    return None if found is None else Tuned(found[0], tables.path.name, found[1])
+
+
+class Offer:
+    """The legal kernels of one family on one device for the problems of one kind, and their models."""
+
+    def __init__(self, library: Library, problem: Problem, family: Family, device: DeviceInfo) -> None:
+        legal = [
+            (kernel, model_of(kernel, problem, device))
+            for kernel in _rows(library, family, device)
+            if not mismatches(kernel, problem)
+        ]
+        self.has_plain = any(not kernel.is_general for kernel, _ in legal)
+        self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
+        self._may_win = [pair for pair in legal if not self._is_behind(pair[0])]
+        self._behind = [pair for pair in legal if self._is_behind(pair[0])]
+
+    def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
+        """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
+        packs = problem.num_heads_q > problem.num_heads_kv
+        first: list[_Priced] = []
+        then: list[_Priced] = []
+        for kernel, model in self._may_win:
+            cycles, num_splits = model.cost(problem)
+            is_first = not (self.has_plain and kernel.is_general) or packs or num_splits > 1
+            (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
+        first.sort(key=_price)
+        for _, _, kernel, num_splits in first:
+            yield kernel, num_splits
+        for kernel, model in self._behind:
+            cycles, num_splits = model.cost(problem)
+            then.append((cycles, kernel.name, kernel, num_splits))
+        then.sort(key=_price)
+        for _, _, kernel, num_splits in then:
+            yield kernel, num_splits
+
+    def _is_behind(self, kernel: KernelInfo) -> bool:
+        return self.has_plain and kernel.is_general and not kernel.is_split
+
+
+_Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
+_price = operator.itemgetter(0, 1)
+
+
+@functools.cache
+def _rows(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
+    """The rows of `family` whose code runs on `device`."""
+    return tuple(
+        kernel
+        for kernel in read_kernels(library)
+        if kernel.family is family and unsupported(kernel, library, device) is None
+    )
+
+
+_offers: dict[tuple[Library, Family, DeviceInfo, Kind], Offer] = {}
+
+
+def offer(library: Library, problem: Problem, family: Family, device: DeviceInfo) -> Offer:
+    """What `family` has for problems of the kind of `problem`. May be empty."""
+    key = (library, family, device, problem.kind)
+    found = _offers.get(key)
+    if found is None:
+        found = Offer(library, problem, family, device)
+        if len(_offers) >= _MAX_OFFERS:
+            _offers.clear()
+        _offers[key] = found
     return found
-
-
-_rankings: dict[tuple[Library, Problem, Family, DeviceInfo], tuple[tuple[KernelInfo, Estimate], ...]] = {}
-_MAX_RANKINGS = 4096
 
 
 def ranking(
     library: Library, problem: Problem, family: Family, device: DeviceInfo
 ) -> tuple[tuple[KernelInfo, Estimate], ...]:
-    """The kernels whose rows fit `problem`, the cheapest by the cost model first, plain ones before general.
-
-    May be empty.
-    """
-    key = (library, problem, family, device)
-    found = _rankings.get(key)
-    if found is None:
-        legal = [
-            (kernel, estimate(kernel, problem, device))
-            for kernel in read_kernels(library)
-            if kernel.family is family and not mismatches(kernel, problem)
-        ]
-        has_plain = any(not kernel.is_general for kernel, _ in legal)
-        found = tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, has_plain=has_plain)))
-        if len(_rankings) >= _MAX_RANKINGS:
-            _rankings.clear()
-        _rankings[key] = found
-    return found
+    """The legal kernels as far as their rows tell, sorted by `order`. May be empty."""
+    found = offer(library, problem, family, device)
+    legal = [(kernel, model.estimate(problem)) for kernel, model in found.models]
+    return tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, has_plain=found.has_plain)))
 
 
 def order(
@@ -159,36 +220,35 @@ def choose(
     name: str | None = None,
     has_workspace: bool = True,
 ) -> Choice:
-    """The kernel of `family` for `problem` with the strides and addresses of `params`.
+    """The kernel of `family` for `problem` with the strides and addresses of `params`. Writes nothing.
 
-    Writes num_splits of `params`, as the kernel needs it. With `name`, that very kernel. Without a workspace,
-    no CTAs share a tile, and what is fast only if they do comes last. Raises ArgumentError for an unknown
-    name, NoKernelError when none is legal.
+    With `name`, that very kernel. Without a workspace, no CTAs share a tile, and what is fast only if they do
+    comes last. Raises ArgumentError for an unknown name, NoKernelError when none is legal.
     """
     if name is not None:
-        kernel = _named(library, problem, family, device, params, name)
-        if not has_workspace:
-            params.num_splits = min(params.num_splits, 1)
-        return Choice(kernel, "named by the caller")
+        kernel, num_splits = _named(library, problem, family, device, params, name)
+        return Choice(kernel, num_splits if has_workspace else min(num_splits, 1), "named by the caller")
     pattern = forced_pattern()
-    forced = _forced(library, family, pattern) if pattern else None
-    legal = ranking(library, problem, family, device)
+    forced = None if pattern is None else _forced(library, family, pattern)
+    ranked: Iterable[tuple[KernelInfo, int]] = offer(library, problem, family, device).ranked(problem)
     if forced is not None:
-        legal = tuple(pair for pair in legal if pair[0].name in forced)
+        ranked = (pair for pair in ranked if pair[0].name in forced)
     tuned = None
     if forced is None and family is Family.FMHA_FWD:
         tuned = tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
 
-    def place(pair: tuple[KernelInfo, Estimate]) -> tuple[bool, bool]:
-        return not has_workspace and pair[1].num_splits > 1, pair[0].name != fastest
+    def place(pair: tuple[KernelInfo, int]) -> tuple[bool, bool]:
+        return not has_workspace and pair[1] > 1, pair[0].name != fastest
 
-    for kernel, cost in sorted(legal, key=place):
-        params.num_splits = cost.num_splits if has_workspace else min(cost.num_splits, 1)
-        if library.refusal(kernel.index, params) is None:
+    if fastest is not None or not has_workspace:
+        ranked = sorted(ranked, key=place)
+    for kernel, num_splits in ranked:
+        num_splits = num_splits if has_workspace else min(num_splits, 1)
+        if _library_refusal(library, kernel, params, num_splits) is None:
             if forced is not None:
-                return Choice(kernel, f"{FORCE_VARIABLE}={pattern}")
-            return Choice(kernel, str(tuned) if kernel.name == fastest else "cost model")
+                return Choice(kernel, num_splits, f"{FORCE_VARIABLE}={pattern}")
+            return Choice(kernel, num_splits, str(tuned) if kernel.name == fastest else "cost model")
     pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
     what = f"no {family.value} kernel can run {problem}"
     if forced is not None:
@@ -222,11 +282,20 @@ def candidates(
 def refusal(
     library: Library, kernel: KernelInfo, problem: Problem, device: DeviceInfo, params: Params
 ) -> str | None:
-    """Why `kernel` cannot run this problem, or None. Writes num_splits of `params`."""
-    found = mismatches(kernel, problem)
+    """Why `kernel` cannot run this problem, or None."""
+    runs_elsewhere = unsupported(kernel, library, device)
+    found = mismatches(kernel, problem) + ([runs_elsewhere] if runs_elsewhere else [])
     if found:
         return "; ".join(found)
-    params.num_splits = estimate(kernel, problem, device).num_splits
+    _, num_splits = model_of(kernel, problem, device).cost(problem)
+    return _library_refusal(library, kernel, params, num_splits)
+
+
+def _library_refusal(library: Library, kernel: KernelInfo, params: Params, num_splits: int) -> str | None:
+    """What the library has against `kernel`, launched with `params` and `num_splits`."""
+    if params.num_splits != num_splits:
+        params = Params.from_buffer_copy(params)
+        params.num_splits = num_splits
     return library.refusal(kernel.index, params)
 
 
@@ -248,14 +317,17 @@ def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
 
 def _named(
     library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params, name: str
-) -> KernelInfo:
+) -> tuple[KernelInfo, int]:
+    """The kernel with this name, and its num_splits. Raises the errors of `choose`."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"kernel={name!r} is a {type(name).__name__}; allowed is a kernel's name")
     pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
     for kernel in pool:
         if kernel.name == name:
             reason = refusal(library, kernel, problem, device, params)
             if reason is not None:
                 raise NoKernelError(f"kernel={name!r} cannot run {problem}: {reason}")
-            return kernel
+            return kernel, model_of(kernel, problem, device).cost(problem)[1]
     raise ArgumentError(
         f"kernel={name!r} is not one of the {len(pool)} {family.value} kernels.{_close_names(name, pool)}"
     )

@@ -23,13 +23,16 @@ from pathlib import Path
 from ._c_api import Library
 from ._locate import Target
 from .device import DeviceInfo
+from .problem import Problem
 from .registry import read_kernels
 from .tuned_table import (
     MAX_BYTES,
     HeadDims,
     Nearest,
+    TunedRow,
     TunedTable,
     TunedTableError,
+    bucket_of,
     from_json,
     misfit,
 )
@@ -46,6 +49,11 @@ class Tables:
     table: TunedTable
     nearest: Nearest
     head_dims: HeadDims
+
+    def nearest_to(self, problem: Problem) -> tuple[TunedRow, float] | None:
+        """The row that was measured nearest to `problem` and how many octaves away, or None."""
+        bucket = bucket_of(problem, self.head_dims)
+        return None if bucket is None else self.nearest(bucket)
 
 
 _lock = threading.Lock()

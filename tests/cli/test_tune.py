@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import explain, select, tuned_lookup
+from sdpa_cutlass import explain, tuned_lookup
 from sdpa_cutlass._c_api import library
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import CommandError, main
@@ -29,7 +29,6 @@ def _own_tables_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     monkeypatch.delenv(tuned_lookup.TABLE_VARIABLE, raising=False)
     yield
     tuned_lookup.forget()
-    select._tuned.clear()
 
 
 # ---- the table ----
@@ -58,7 +57,6 @@ def test_the_fastest_right_kernel_is_selected(
     # And it is taken from then on.
     monkeypatch.setenv(tuned_lookup.TABLE_VARIABLE, str(tmp_path / "table.json"))
     tuned_lookup.forget()
-    select._tuned.clear()
     task = host_tasks()[0]
     q = torch.zeros(task.case.batch, task.case.num_heads_q, task.case.seqlen_q, task.case.head_dim).half()
     chosen = explain(q, q.clone(), q.clone()).choice

@@ -8,9 +8,10 @@ import pytest
 
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
 from sdpa_cutlass._locate import Target
-from sdpa_cutlass.cost_model import _visible_scores, estimate
+from sdpa_cutlass.cost_model import estimate
 from sdpa_cutlass.device import HOST, DeviceInfo
 from sdpa_cutlass.select import mismatches
+from sdpa_cutlass.visible_keys import visible_scores
 
 H200 = DeviceInfo(
     target=Target.CUDA, index=0, name="H200", compute_capability=(9, 0), sms=132, mma_flops_per_clock=2580
@@ -126,10 +127,10 @@ def test_causal_costs_about_half() -> None:
 
 @pytest.mark.parametrize("causal", [None, *Causal])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 9), (9, 5), (7, 7), (1, 20), (20, 1)])
-def test_visible_scores(causal: Causal | None, rows: int, keys: int) -> None:
+def testvisible_scores(causal: Causal | None, rows: int, keys: int) -> None:
     task = problem(1, rows, keys, causal)
     seen = [(i, j) for i in range(rows) for j in range(keys) if causal is None or j <= i + task.causal_offset]
-    assert _visible_scores(task) == len(seen)
+    assert visible_scores(task) == len(seen)
 
 
 def test_mismatches_name_what_differs() -> None:

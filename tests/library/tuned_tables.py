@@ -26,7 +26,6 @@ H200 = DeviceInfo(
 
 def forget() -> None:
     tuned_lookup.forget()
-    select._tuned.clear()
 
 
 def head_dims() -> HeadDims:
