@@ -140,7 +140,6 @@ def attention(
     """
     if (
         attn_mask is None
-        and type(p_dropout) is float
         and p_dropout == 0.0
         and seqlens_q is None
         and seqlens_k is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import checks, planning, results
-from .arrays import as_tensor
 from .checks import Layout
 from .errors import ArgumentError
 from .extras import Extras
@@ -93,10 +92,6 @@ def plan(
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
-    query, key, value = (
-        as_tensor(name, given) for name, given in (("query", query), ("key", key), ("value", value))
-    )
-    attn_mask = None if attn_mask is None else as_tensor("attn_mask", attn_mask)
     options = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
     inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
     bound = planning.bind(options, inputs)

@@ -6,15 +6,13 @@ table of the latest signatures, which is asked first (see call_table.py). `run` 
 looks at nothing else; without a table it tries the latest signature, which spares it a hash. `run_general`
 takes masks, dropout, lengths and layouts as well.
 Arrays of other libraries are read as tensors first (see arrays.py); where torch is not installed, as they are
-(see array_calls.py). While torch traces, records or differentiates, the call is an operator (see
-torch_ops.py).
+(see array_calls.py). While torch traces, the call is an operator (see torch_ops.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from . import array_calls, call_table, checks, results, rng
@@ -52,7 +50,7 @@ def run(
 ) -> ResultTuple:
     """A plain call, as `run_general` makes it."""
     global _latest
-    if is_dynamo_compiling() or is_watched():
+    if is_dynamo_compiling():
         from . import torch_ops
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
@@ -63,8 +61,6 @@ def run(
             family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", query, key, value, out
         )
         if known_call is not None:
-            if out is not None:
-                results.mark_written(out)
             return known_call
     signature: tuple[Any, ...] | None = None
     prepared = None
@@ -88,7 +84,7 @@ def run(
             q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
             _latest = _plain, signature, prepared
             is_latest = False
-        if (q | k | v) & 15 or not q:  # functionalised tensors have the address 0
+        if (q | k | v) & 15:
             prepared = signature = None
     except KeyError:
         pass
@@ -105,7 +101,6 @@ def run(
             query, key, value, out,
         )  # fmt: skip
     plan, _, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
-    is_written = out is not None
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
     elif out_stride is None:
@@ -114,8 +109,6 @@ def run(
         out = query.new_empty_strided(out_shape, out_stride)
     lse = None if make_lse is None else make_lse()
     plan.launch_at(q, k, v, out, lse)
-    if is_written:
-        results.mark_written(out)
     return out, lse, rng.NO_PHILOX
 
 
@@ -138,21 +131,19 @@ def run_general(
     philox: Any,
 ) -> ResultTuple:
     """Any call: the options and inputs in the order of `Options` and `Inputs`."""
-    if is_dynamo_compiling() or is_watched():
+    if is_dynamo_compiling():
         from . import torch_ops
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
         return torch_ops.traced(options, inputs)
     table = call_table.table
-    if table is not None and philox is None and (attn_mask is None or not _is_negative(attn_mask)):
+    if table is not None and philox is None:
         known_call = table.call(
             family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
             query, key, value, out, attn_mask, seqlens_q, seqlens_k,
         )  # fmt: skip
         if known_call is not None:
-            if out is not None:
-                results.mark_written(out)
             return known_call
     signature: tuple[Any, ...] | None = None
     prepared = None
@@ -174,11 +165,8 @@ def run_general(
                 given.data_ptr()
         if philox is not None:
             require_data(philox)
-        if (
-            (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
-            or not query.data_ptr()
-            or (prepared.casts_mask and _is_autocast_enabled(query))
-            or (attn_mask is not None and attn_mask.is_neg())
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 or (
+            prepared.casts_mask and _is_autocast_enabled(query)
         ):
             prepared = signature = None
     except KeyError:
@@ -228,14 +216,11 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    is_written = out is not None
     plan, _, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None if make_lse is None else make_lse()
     plan.launch(query, key, value, out, lse, given)
-    if is_written:
-        results.mark_written(out)
     return Result(out, lse, given.philox)
 
 
@@ -246,29 +231,6 @@ def remember(cache: Plans, signature: tuple[Any, ...] | None, prepared: Prepared
     if len(cache) >= _MAX_PLANS:
         cache.clear()
     cache[signature] = prepared
-
-
-def is_watched() -> bool:
-    """True while torch records calls or differentiates them forward, so that they must go through operators.
-
-    These are dispatch modes (make_fx, FakeTensorMode, a user's own), torch.jit.trace and dual levels. Inside
-    an operator's kernel none of them is left.
-    """
-    if _dispatch_depth():
-        return True
-    if _tracing_state() is not None and not _is_excluded("Tracer"):
-        return True
-    return _forward_ad._current_level >= 0 and not _is_excluded("AutogradOther")
-
-
-def _is_excluded(key: str) -> bool:
-    """Whether a dispatch key was handled already: the call comes from an operator's kernel."""
-    torch = sys.modules["torch"]
-    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C._dispatch_key_parse(key)))
-
-
-def _is_negative(tensor: Any) -> bool:
-    return is_tensor(tensor) and tensor.is_neg()
 
 
 def _is_autocast_enabled(query: torch.Tensor) -> bool:
@@ -316,8 +278,6 @@ def _run_unprepared(
         results.check_out(inputs.out, operands)
         results.check_no_overlap(inputs.out, given)
     executed = execute(bound, options, inputs.out, inputs.philox)
-    if inputs.out is not None:
-        results.mark_written(inputs.out)
     out = operands.restore(executed.out) if inputs.out is None else inputs.out
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     remember(cache, signature, prepare(executed, inputs, bound, out, lse))
@@ -329,22 +289,16 @@ def _find_is_dynamo_compiling() -> bool:
 
     Not while tracing: compiled code depends on the global and would be compiled again.
     """
-    global is_dynamo_compiling, _dispatch_depth, _tracing_state, _forward_ad
+    global is_dynamo_compiling
     torch = sys.modules.get("torch")
     if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
     is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-    _dispatch_depth = torch._C._len_torch_dispatch_stack
-    _tracing_state = torch._C._get_tracing_state
-    _forward_ad = torch.autograd.forward_ad
     return False
 
 
 is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
-_dispatch_depth: Callable[[], int] = int
-_tracing_state: Callable[[], Any] = type(None)
-_forward_ad: Any = SimpleNamespace(_current_level=-1)
 if sys.modules.get("torch"):  # found now, so that code compiled before the first eager call stays valid
     _find_is_dynamo_compiling()

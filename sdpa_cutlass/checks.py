@@ -223,10 +223,7 @@ def softmax_scale(scale: object, head_dim: int) -> float:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise ArgumentTypeError(f"scale={scale!r} is a {type(scale).__name__}; allowed is a float or None")
-    try:
-        value = float(scale)
-    except OverflowError:
-        value = math.inf
+    value = float(scale)
     if not abs(value) <= _FLOAT32_MAX:
         raise ArgumentError(f"scale={scale!r}; allowed is any finite float32 value")
     return value
@@ -239,17 +236,6 @@ def check_no_grad(tensors: dict[str, Any]) -> None:
             raise UnsupportedError(
                 f"{name} requires grad, and this version has no backward pass: call it under torch.no_grad() "
                 f"or pass {name}.detach()"
-            )
-
-
-def check_no_tangent(tensors: dict[str, Any]) -> None:
-    """Raises UnsupportedError for inputs that carry a tangent of forward-mode differentiation."""
-    unpack_dual = sys.modules["torch"].autograd.forward_ad.unpack_dual
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and unpack_dual(tensor).tangent is not None:
-            raise UnsupportedError(
-                f"{name} has a tangent, and this version has no derivatives: pass {name} without one, as "
-                f"torch.autograd.forward_ad.unpack_dual({name}).primal"
             )
 
 
@@ -286,8 +272,6 @@ def is_virtual(tensor: torch.Tensor) -> bool:
     """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside vmap, ..."""
     torch = sys.modules["torch"]
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return True
-    if torch._is_functional_tensor(tensor):
         return True
     try:
         tensor.data_ptr()

@@ -75,8 +75,6 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
             f"attn_mask is on {mask.device}; query is on {operands.query.device}: all must share one device"
         )
     check_no_grad({"attn_mask": mask})
-    if is_tensor(mask):
-        mask = mask.resolve_neg()
     sizes = (operands.query.shape[1], operands.query.shape[2], operands.key.shape[2])
     shape = (*operands.batch_shape, *sizes)
     if mask.dim() > len(shape) or any(

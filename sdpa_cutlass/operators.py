@@ -36,26 +36,6 @@ def _autocast(device_type: str, op: Any, mask_position: int | None) -> Any:
     return kernel
 
 
-def _without_gradients(op: Any) -> Any:
-    """A kernel above autograd that refuses what has a gradient to compute, and passes everything else on.
-
-    Raises UnsupportedError for inputs that require grad and for those with a tangent.
-    """
-    names = [argument.name for argument in op._schema.arguments]
-
-    def kernel(*args: Any, **options: Any) -> Any:
-        tensors = {
-            name: value for name, value in zip(names, args, strict=False) if isinstance(value, torch.Tensor)
-        }
-        checks.check_no_grad(tensors)
-        if torch.autograd.forward_ad._current_level >= 0:
-            checks.check_no_tangent(tensors)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **options)
-
-    return kernel
-
-
 def check_has_philox(p_dropout: float, philox: torch.Tensor | None) -> None:
     """Raises ArgumentError: an operator that drew random numbers would not be pure."""
     if philox is None and 0 < p_dropout < 1:
@@ -75,7 +55,6 @@ def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int 
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, torch.compiler.disable(kernel), device_type)  # else a graph break traces it
         _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")
-    _library.impl(name, _without_gradients(op), "Autograd")
 
 
 def as_traced(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .arrays import as_tensor
 from .checks import Operands, misalignment
@@ -127,10 +127,3 @@ def _overlap(name: str, written: str = "out") -> ArgumentError:
 def _check_no_grad(out: torch.Tensor) -> None:
     if out.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise UnsupportedError("out requires grad: writing into it cannot be recorded")
-
-
-def mark_written(out: Any) -> None:
-    """Moves torch's version counter of `out`, so that autograd notices what was overwritten."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(out, torch.Tensor) and not out.is_inference():
-        torch.autograd.graph.increment_version(out)

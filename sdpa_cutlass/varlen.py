@@ -103,7 +103,7 @@ def run(
     philox: Any,
 ) -> ResultTuple:
     """`calls.run_general` for packed sequences."""
-    is_traced = calls.is_dynamo_compiling() or calls.is_watched()
+    is_traced = calls.is_dynamo_compiling()
     table = None if is_traced else call_table.table  # tracing would make the compiled code depend on it
     if table is not None and philox is None:
         known_call = table.call(
@@ -111,8 +111,6 @@ def run(
             query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         )  # fmt: skip
         if known_call is not None:
-            if out is not None:
-                results.mark_written(out)
             return known_call
     options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd")
     inputs = Inputs(query, key, value, out, philox=philox)
@@ -132,7 +130,7 @@ def run(
         )  # fmt: skip
         prepared = _packed[signature]
         calls.require_data(cu_seqlens_q, cu_seqlens_k, philox)
-        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 or not query.data_ptr():
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             prepared = signature = None
     except KeyError:
         pass
@@ -185,8 +183,6 @@ def _run_unprepared(
     if 0 in (bound.problem.batch, bound.problem.num_heads_q, bound.problem.seqlen_q):
         return _no_rows(bound, options, inputs)
     executed = planning.execute(bound, options, out, inputs.philox)
-    if inputs.out is not None:
-        results.mark_written(inputs.out)
     result = operands.restore(executed.out)[0] if inputs.out is None else inputs.out
     lse = None if executed.softmax_lse is None else executed.softmax_lse[0]
     prepared = planning.prepare(executed, inputs, bound, result, lse)
