@@ -24,7 +24,7 @@ from .device import DeviceInfo
 if TYPE_CHECKING:
     import torch
 
-_INTERFACE = 2  # kInterface of native/launcher.c
+_INTERFACE = 3  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 
@@ -77,6 +77,9 @@ def make_launcher(
     found, table = module(), exchange()
     if found is None or table is None:
         return None
+    from . import torch_state
+
+    torch_state.tell(found)
 
     def fail(status: int) -> None:
         library.check(status, doing)
