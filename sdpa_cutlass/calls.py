@@ -106,9 +106,9 @@ def run(
             query, key, value, out,
         )  # fmt: skip
     plan, _, empty_like, lse_like, out_stride, out_shape, _, _, spans = prepared
-    has_out = out is not None
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
+        increment_version((out,))
     elif out_stride is None:
         out = empty_like(query)
     else:
@@ -117,8 +117,6 @@ def run(
     if lse_like is not None:
         lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
     plan.launch_at(q, k, v, out, lse)
-    if has_out:
-        increment_version((out,))
     return out, lse, rng.NO_PHILOX
 
 
@@ -204,6 +202,7 @@ def run_general(
         results.check_known_out(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
         )
+        increment_version((out,))
     if philox is None:
         call_table.add(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
@@ -236,15 +235,12 @@ def launch(
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
     plan, _, empty_like, lse_like, out_stride, out_shape, _, _, _ = prepared
-    has_out = out is not None
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None
     if lse_like is not None:
         lse = empty_like(lse_like, memory_format=sys.modules["torch"].contiguous_format)
     plan.launch(query, key, value, out, lse, given)
-    if has_out:
-        increment_version((out,))
     return Result(out, lse, given.philox)
 
 
