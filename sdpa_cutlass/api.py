@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import array_calls, extras
+from . import array_calls, extras, torch_inputs
 from ._c_api import library
 from ._locate import Target
 from .calls import run, run_general
@@ -55,7 +55,11 @@ def scaled_dot_product_attention(
     together with is_causal.
     """
     causal = _TOP_LEFT if is_causal else None
-    if attn_mask is None and dropout_p == 0.0:
+    try:
+        is_plain = attn_mask is None and dropout_p == 0.0 and True  # asked here, not below
+    except Exception:  # an array, which is refused below
+        is_plain = False
+    if is_plain:
         return run(_FUSED, causal, scale, enable_gqa, None, False, query, key, value, None)[0]
     if attn_mask is not None and is_causal:
         raise ArgumentError(
@@ -131,24 +135,28 @@ def attention(
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
-    what kernels read in place. Keep them until the stream has done its work.
+    what kernels read in place. torch cannot trace such calls. Keep them until the stream has done its work.
 
     Returns out, or a tuple of out and what was asked for, in the order softmax_lse, philox.
 
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched;
     LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
     """
-    if (
-        attn_mask is None
-        and p_dropout == 0.0
-        and seqlens_q is None
-        and seqlens_k is None
-        and philox is None
-        and not return_philox
-        and layout == "bhsd"
-        and softmax_lse is None
-        and stream is None
-    ):
+    try:
+        is_plain = (
+            attn_mask is None
+            and p_dropout == 0.0
+            and seqlens_q is None
+            and seqlens_k is None
+            and philox is None
+            and not return_philox
+            and layout == "bhsd"
+            and softmax_lse is None
+            and stream is None
+        )
+    except Exception:  # an array, which is refused here or below
+        is_plain, return_philox = False, torch_inputs.flag("return_philox", return_philox)
+    if is_plain:
         out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
     if softmax_lse is not None or stream is not None:

@@ -38,6 +38,7 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
     """
     if options.family is not Family.FMHA_FWD:
         raise UnsupportedError("unfused_attention needs torch installed, which allocates its workspace")
+    _check_unwatched(inputs)
     handle = stream_handle(stream) if stream is not None else _stream_of(inputs.out)
     given = {
         name: view_of(name, value, handle)
@@ -69,7 +70,34 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
     if not _is_without_rows(bound):
         _check_needs_no_torch(bound, has_philox=inputs.philox is not None)
         _launch(bound._replace(given=bound.given._replace(philox=philox)), options, written, handle)
+        _tell_written(inputs.out, softmax_lse)
     return Result(inputs.out, softmax_lse, philox)
+
+
+def _check_unwatched(inputs: Inputs) -> None:
+    """Raises for what only torch's dispatcher could do right, where torch is there."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    from .torch_state import is_watching
+
+    if torch.compiler.is_compiling() or is_watching():
+        raise UnsupportedError(
+            "torch does not see calls with stream or softmax_lse, and here it is tracing or computes "
+            "forward-mode gradients; leave both out"
+        )
+    for name, value in inputs._asdict().items():
+        if is_tensor(value) and value.is_neg():
+            raise UnsupportedError(f"{name} has the negative bit; {not_without_torch('copied')}")
+
+
+def _tell_written(*arrays: Any) -> None:
+    """Moves the version counters of tensors."""
+    written = tuple(array for array in arrays if is_tensor(array))
+    if written:
+        from .torch_state import increment_version
+
+        increment_version(written)
 
 
 def stream_handle(stream: Any) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import checks, planning, results
+from . import checks, planning, results, torch_inputs
+from .arrays import as_tensor
 from .checks import Layout
-from .errors import ArgumentError
+from .errors import ArgumentError, UnsupportedError
 from .extras import Extras
 from .launch import Plan
 from .planning import Inputs, Options
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 class AttentionPlan:
     """What `plan` found for one set of sizes, strides and options. Any thread may use it."""
 
-    __slots__ = ("_compiled", "_given", "_launch_at", "_plan", "out_shape", "out_stride")
+    __slots__ = ("_compiled", "_given", "_launch_at", "_plan", "_torch_state", "out_shape", "out_stride")
 
     def __init__(self, bound: Plan, given: Extras, out: torch.Tensor) -> None:
         self._plan = bound
         self._launch_at = bound.launch_at
         launcher = bound.compiled()
         self._compiled = None if launcher is None else launcher.run
+        from . import torch_state
+
+        self._torch_state = torch_state.is_watching, torch_state.increment_version
         self._given = given  # the mask and the lengths, whose addresses the plan holds
         self.out_shape = tuple(out.shape)
         """Shape of `out`."""
@@ -43,6 +47,12 @@ class AttentionPlan:
         """Sizes, dtype and options."""
         return self._plan.problem
 
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "an AttentionPlan cannot be copied or pickled: it holds addresses of this process; make another "
+            "one with plan()"
+        )
+
     def run(
         self,
         query: torch.Tensor,
@@ -56,11 +66,33 @@ class AttentionPlan:
         The tensors must have the sizes, strides, dtype and device of those that the plan was made for, and
         addresses that are multiples of 16; `out` has `out_shape` and `out_stride` and overlaps no input;
         softmax_lse, float32 [B, Hq, Sq] contiguous, is given exactly when the plan was made with return_lse.
-        Anything else reads or writes where it should not. Raises LaunchError or HostCheckError.
+        Anything else reads or writes where it should not. Whether inputs require grad, or have the negative
+        bit, was asked by `plan` and is not asked again. Raises LaunchError or HostCheckError, and
+        UnsupportedError where torch would have to see the call: while it traces, or computes forward-mode
+        gradients, and for tensors without memory.
         """
         compiled = self._compiled
         if compiled is None or not compiled(query, key, value, out, softmax_lse):
-            self._launch_at(query.data_ptr(), key.data_ptr(), value.data_ptr(), out, softmax_lse)
+            self._run_in_python(query, key, value, out, softmax_lse)
+
+    def _run_in_python(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        softmax_lse: torch.Tensor | None,
+    ) -> None:
+        is_watching, increment_version = self._torch_state
+        try:
+            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+            has_memory = bool(q and k and v and out.data_ptr())
+        except RuntimeError:
+            has_memory = False
+        if not has_memory or is_watching():
+            _check_unwatched(query=query, key=key, value=value, out=out, softmax_lse=softmax_lse)
+        self._launch_at(q, k, v, out, softmax_lse)
+        increment_version((out,) if softmax_lse is None else (out, softmax_lse))
 
     def __repr__(self) -> str:
         return f"AttentionPlan({self.kernel.name}: {self.problem})"
@@ -92,8 +124,24 @@ def plan(
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
-    options = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
-    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
+    asked = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
+    arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
+    options = torch_inputs.with_flags(asked)
+    inputs = Inputs(
+        *(
+            None if value is None and name not in ("query", "key", "value")
+            else as_tensor(name, value, writable=name == "out")
+            for name, value in zip(Inputs._fields, arrays, strict=True)
+        )
+    )  # fmt: skip
+    query, key, value, out, attn_mask = inputs[:5]
+    _check_unwatched(**inputs._asdict())
+    for name, tensor in inputs._asdict().items():
+        if tensor is not None and tensor.is_neg():
+            raise ArgumentError(
+                f"{name} has the negative bit; a plan takes memory that holds its values, as that of "
+                f"{name}.resolve_neg()"
+            )
     bound = planning.bind(options, inputs)
     operands, problem, _, given, _ = bound
     if problem.is_empty:
@@ -120,3 +168,20 @@ def plan(
     lse = results.empty_lse(operands) if return_lse else None
     made = planning.make_plan(bound, options, operands.query, operands.key, operands.value, result, lse)
     return AttentionPlan(made, given, operands.restore(result) if out is None else out)
+
+
+def _check_unwatched(**tensors: Any) -> None:
+    """Raises UnsupportedError where a plan would do what torch has to see, or to do."""
+    from . import torch_state
+
+    if torch_state.is_watching():
+        raise UnsupportedError(
+            "torch does not see plans, and here it is tracing or computes forward-mode gradients; call "
+            "attention instead"
+        )
+    for name, tensor in tensors.items():
+        if tensor is not None and checks.is_virtual(tensor):
+            raise UnsupportedError(
+                f"{name} is a {type(tensor).__name__} without memory, as inside torch.func or of a "
+                "FakeTensorMode; call attention instead"
+            )

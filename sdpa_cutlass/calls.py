@@ -3,10 +3,12 @@
 A call whose signature (sizes, strides, dtypes, devices, options) was seen before goes straight to its plan;
 any other one is checked and planned first (see planning.py). Where there is a compiled launcher, it has a
 table of the latest signatures, which is asked first (see call_table.py). `run` is the path of plain calls and
-looks at nothing else; without a table it tries the latest signature, which spares it a hash. `run_general`
+looks at nothing else; without a table it tries the latest signature, which spares it a hash. Of a known
+signature's tensors, masks alone are asked for the negative bit: views that have it, such as x.conj().imag,
+start at an odd element, so no other one that is aligned can be such a view. `run_general`
 takes masks, dropout, lengths and layouts as well.
 Arrays of other libraries are read as tensors first (see arrays.py); where torch is not installed, as they are
-(see array_calls.py). While torch traces, the call is an operator (see torch_ops.py).
+(see array_calls.py). While torch records or differentiates, the call is an operator (see torch_ops.py).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import array_calls, call_table, checks, results, rng
+from . import array_calls, call_table, checks, results, rng, torch_inputs
 from .arrays import as_tensor, has_torch, is_tensor
 from .checks import Layout
 from .extras import Extras
@@ -62,6 +64,9 @@ def run(
         )
         if known_call is not None:
             return known_call
+    if is_watching():
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
+        return _record(options, Inputs(query, key, value, out))
     signature: tuple[Any, ...] | None = None
     prepared = None
     is_latest = True
@@ -84,7 +89,7 @@ def run(
             q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
             _latest = _plain, signature, prepared
             is_latest = False
-        if (q | k | v) & 15:
+        if (q | k | v) & 15 or not (q and k and v) or not (out is None or out.data_ptr()):
             prepared = signature = None
     except KeyError:
         pass
@@ -103,6 +108,7 @@ def run(
     plan, _, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
+        increment_version((out,))
     elif out_stride is None:
         out = empty_like(query)
     else:
@@ -129,8 +135,13 @@ def run_general(
     seqlens_q: torch.Tensor | None,
     seqlens_k: torch.Tensor | None,
     philox: Any,
+    *,
+    is_operator: bool = False,
 ) -> ResultTuple:
-    """Any call: the options and inputs in the order of `Options` and `Inputs`."""
+    """Any call: the options and inputs in the order of `Options` and `Inputs`.
+
+    `is_operator`: torch has seen the call, and this is the operator's kernel.
+    """
     if is_dynamo_compiling():
         from . import torch_ops
 
@@ -145,6 +156,10 @@ def run_general(
         )  # fmt: skip
         if known_call is not None:
             return known_call
+    if not is_operator and is_watching():
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        return _record(options, inputs)
     signature: tuple[Any, ...] | None = None
     prepared = None
     try:
@@ -160,13 +175,13 @@ def run_general(
             None if seqlens_k is None else signature_of(seqlens_k),
         )  # fmt: skip
         prepared = _general[signature]
-        for given in (attn_mask, seqlens_q, seqlens_k):
-            if given is not None:
-                given.data_ptr()
-        if philox is not None:
-            require_data(philox)
-        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 or (
-            prepared.casts_mask and _is_autocast_enabled(query)
+        require_data(attn_mask, seqlens_q, seqlens_k, philox, out)
+        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if (
+            (q | k | v) & 15
+            or not (q and k and v)
+            or (attn_mask is not None and attn_mask.is_neg())
+            or (prepared.casts_mask and _is_autocast_enabled(query))
         ):
             prepared = signature = None
     except KeyError:
@@ -176,7 +191,7 @@ def run_general(
     if prepared is None:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
-        return _run_unprepared(options, inputs, _general, signature)
+        return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if attn_mask is not None and attn_mask.requires_grad:
@@ -185,6 +200,7 @@ def run_general(
         results.check_known_out(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
         )
+        increment_version((out,))
     if philox is None:
         call_table.add(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
@@ -201,10 +217,10 @@ def signature_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def require_data(*values: Any) -> None:
-    """Raises RuntimeError for a tensor without memory: FakeTensor, or inside torch.func.vmap."""
+    """Raises RuntimeError for a tensor without memory: FakeTensor, a functional tensor, inside torch.func."""
     for value in values:
-        if value is not None and not isinstance(value, (tuple, list)):
-            value.data_ptr()
+        if value is not None and not isinstance(value, (tuple, list)) and not value.data_ptr():
+            raise RuntimeError("a tensor has no memory")
 
 
 def launch(
@@ -249,10 +265,25 @@ def _given(inputs: Inputs) -> dict[str, Any]:
     return given
 
 
+def _record(options: Options, inputs: Inputs) -> Result:
+    """The call as one of the operator, which torch sees."""
+    from . import torch_ops
+
+    tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
+    result = torch_ops.traced(torch_inputs.recordable(options), Inputs(*tensors))
+    return result if inputs.out is None else result._replace(out=inputs.out)
+
+
 def _run_unprepared(
-    options: Options, inputs: Inputs, cache: Plans, signature: tuple[Any, ...] | None
+    options: Options,
+    inputs: Inputs,
+    cache: Plans,
+    signature: tuple[Any, ...] | None,
+    *,
+    is_operator: bool = False,
 ) -> Result:
     """Checks everything; what can serve the next call of its kind is kept in `cache`."""
+    options = torch_inputs.with_flags(options)
     given = _given(inputs)
     if not all(is_tensor(value) for value in given.values()) or not (
         inputs.out is None or is_tensor(inputs.out)
@@ -268,10 +299,11 @@ def _run_unprepared(
         else:
             result = Result(*run_general(*options, *known))
         return result if inputs.out is None else result._replace(out=inputs.out)
-    if any(checks.is_virtual(value) for value in given.values()):
-        from . import torch_ops
-
-        return torch_ops.traced(options, inputs)
+    if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
+        return _record(options, inputs)
+    known = torch_inputs.resolved(inputs)
+    if known is not inputs:
+        inputs, signature = known, None
     bound = bind(options, inputs)
     operands = bound.operands
     if inputs.out is not None:
@@ -279,6 +311,8 @@ def _run_unprepared(
         results.check_no_overlap(inputs.out, given)
     executed = execute(bound, options, inputs.out, inputs.philox)
     out = operands.restore(executed.out) if inputs.out is None else inputs.out
+    if inputs.out is not None:
+        increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     remember(cache, signature, prepare(executed, inputs, bound, out, lse))
     return Result(out, lse, executed.philox)
@@ -289,16 +323,26 @@ def _find_is_dynamo_compiling() -> bool:
 
     Not while tracing: compiled code depends on the global and would be compiled again.
     """
-    global is_dynamo_compiling
+    global is_dynamo_compiling, is_watching, increment_version
     torch = sys.modules.get("torch")
     if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
+    from . import torch_state
+
     is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+    is_watching, increment_version = torch_state.is_watching, torch_state.increment_version
     return False
 
 
+def _without_torch(*_: object) -> bool:
+    return False
+
+
+# Those of torch_state.py, once torch is there.
+is_watching: Callable[[], bool] = _without_torch
+increment_version: Callable[[tuple[Any, ...]], object] = _without_torch
 is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
 if sys.modules.get("torch"):  # found now, so that code compiled before the first eager call stays valid
     _find_is_dynamo_compiling()

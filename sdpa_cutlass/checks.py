@@ -223,14 +223,20 @@ def softmax_scale(scale: object, head_dim: int) -> float:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise ArgumentTypeError(f"scale={scale!r} is a {type(scale).__name__}; allowed is a float or None")
-    value = float(scale)
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
     if not abs(value) <= _FLOAT32_MAX:
         raise ArgumentError(f"scale={scale!r}; allowed is any finite float32 value")
     return value
 
 
 def check_no_grad(tensors: dict[str, Any]) -> None:
-    """Raises UnsupportedError for inputs whose gradient autograd would expect."""
+    """Raises UnsupportedError for inputs whose gradient autograd would expect.
+
+    Forward-mode gradients are the operators' business: where torch computes any, every call is one.
+    """
     for name, tensor in tensors.items():
         if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
             raise UnsupportedError(
@@ -269,22 +275,22 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:
-    """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside vmap, ..."""
+    """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside torch.func, ..."""
     torch = sys.modules["torch"]
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return True
     try:
-        tensor.data_ptr()
+        if tensor.data_ptr() != 0 or tensor.numel() == 0:
+            return False
     except RuntimeError:
         pass
-    else:
-        return False
     with torch._C.DisableTorchFunctionSubclass():  # torch 2.4's CausalBias answers nothing but attention
         try:
-            tensor.data_ptr()
+            if tensor.data_ptr() != 0 or tensor.numel() == 0:
+                return False
         except RuntimeError:
-            return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
-    return False
+            pass
+        return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
 
 
 def misalignment(tensor: torch.Tensor) -> str | None:

@@ -17,6 +17,7 @@ twin of this file is templates/include/sdpa/fmha_fwd/dropout.cuh; a test compare
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 import struct
 import sys
@@ -103,7 +104,10 @@ def checked_p_dropout(p_dropout: object, name: str = "p_dropout") -> float:
     """`p_dropout` as a float in [0, 1]. Raises ArgumentTypeError or ArgumentError."""
     if isinstance(p_dropout, bool) or not isinstance(p_dropout, numbers.Real):
         raise ArgumentTypeError(f"{name}={p_dropout!r} is a {type(p_dropout).__name__}; allowed is a float")
-    value = float(p_dropout)
+    try:
+        value = float(p_dropout)
+    except OverflowError:  # an integer
+        value = math.inf
     if not 0.0 <= value <= 1.0:
         raise ArgumentError(f"{name}={p_dropout!r}; allowed is a probability between 0 and 1")
     return value

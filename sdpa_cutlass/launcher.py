@@ -78,6 +78,9 @@ def make_launcher(
     found, table = module(), exchange()
     if found is None or table is None:
         return None
+    from . import torch_state
+
+    torch_state.tell(found)
 
     def fail(status: int) -> None:
         library.check(status, doing)

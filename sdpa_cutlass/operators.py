@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from . import checks, extras, rng
+from . import checks, extras, rng, torch_state
 from .dropout import checked_philox
-from .errors import ArgumentError
+from .errors import ArgumentError, UnsupportedError
 from .planning import Options, Result
 from .problem import Causal
 
@@ -47,11 +48,49 @@ def no_lse(query: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.float32, device=query.device)
 
 
+_BACKENDS = frozenset({torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA})
+
+
+def _autograd(op: Any, backend_kernel: Any) -> Any:
+    """A kernel that refuses what torch would differentiate, and hands everything else on.
+
+    To the backend's kernel if that comes next: the dispatcher would take longer than the rest of the call.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            _check_no_derivatives(
+                {
+                    name: value
+                    for name, value in zip(names, args, strict=False)  # trailing defaults are left out
+                    if isinstance(value, torch.Tensor)
+                }
+            )
+        rest = keyset & torch._C._after_ADInplaceOrView_keyset
+        if rest.highestPriorityTypeId() in _BACKENDS:
+            return backend_kernel(*args, **options)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
+
+    return kernel
+
+
+def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
+    checks.check_no_grad(tensors)
+    for name, tensor in tensors.items():
+        if torch_state.has_tangent(tensor):
+            raise UnsupportedError(
+                f"{name} has a forward-mode gradient, and this version computes none: pass {name}.detach()"
+            )
+
+
 def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int | None = None) -> None:
     """Defines torch.ops.sdpa_cutlass.`name`. Its first arguments are query, key and value."""
     _library.define(f"{name}{schema}", tags=_TAGS)
     op = getattr(torch.ops.sdpa_cutlass, name).default
     torch.library.register_fake(f"sdpa_cutlass::{name}", fake, lib=_library)
+    _library.impl(name, torch.compiler.disable(_autograd(op, kernel)), "Autograd", with_keyset=True)
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, torch.compiler.disable(kernel), device_type)  # else a graph break traces it
         _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")

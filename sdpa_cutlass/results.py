@@ -6,7 +6,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING
 
-from .arrays import as_tensor
+from .arrays import as_tensor, is_tensor
 from .checks import Operands, misalignment
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
@@ -64,6 +64,11 @@ def check_out_type(out: object, query: torch.Tensor, shape: tuple[int, ...]) -> 
         raise ArgumentTypeError(f"out has dtype {tensor.dtype}; query has {query.dtype}")
     if tensor.device != query.device:
         raise ArgumentTypeError(f"out is on {tensor.device}; query is on {query.device}")
+    if is_tensor(tensor) and tensor.is_neg():
+        raise ArgumentError(
+            "out has the negative bit (it is a view like x.conj().imag, whose memory holds the negatives); "
+            "allowed is memory that holds its values"
+        )
     _check_no_grad(tensor)
     return tensor
 

@@ -9,7 +9,8 @@
 Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is None, "top_left" or
 "bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
 elements unless `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A
-traced call of `attention` draws it with torch.randint in front of the operator. Importing this module
+traced call of `attention` draws it with torch.randint in front of the operator. They have no derivatives:
+inputs that require grad, also by torch.func or in forward mode, are refused. Importing this module
 registers the operators; the package does so itself when a public function is traced. Eager calls of the
 public functions do not come through here: the dispatcher costs more than the rest of the call.
 """
@@ -78,7 +79,7 @@ def _forward_out(
 
 def _run(options: Options, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     check_has_philox(options.p_dropout, inputs.philox)
-    out, lse, _ = calls.run_general(*options, *inputs)
+    out, lse, _ = calls.run_general(*options, *inputs, is_operator=True)
     return out, no_lse(inputs.query) if lse is None else lse
 
 

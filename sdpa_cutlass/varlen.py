@@ -12,7 +12,7 @@ import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import call_table, calls, checks, extras, planning, results
+from . import call_table, calls, checks, extras, planning, results, torch_inputs
 from .api import chosen
 from .arrays import as_tensor, is_tensor
 from .calls import Plans
@@ -66,6 +66,7 @@ def attention_varlen(
     `b` is its number. "bottom_right" means each sequence's own last row and key. The other arguments, the
     returned tuple and the errors are those of `attention`.
     """
+    return_philox = torch_inputs.flag("return_philox", return_philox)
     result = run(
         causal, scale, enable_gqa, kernel, return_lse, p_dropout, query, key, value, out,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox,
@@ -101,6 +102,8 @@ def run(
     max_seqlen_q: int,
     max_seqlen_k: int,
     philox: Any,
+    *,
+    is_operator: bool = False,
 ) -> ResultTuple:
     """`calls.run_general` for packed sequences."""
     is_traced = calls.is_dynamo_compiling()
@@ -119,6 +122,8 @@ def run(
         from . import varlen_ops
 
         return varlen_ops.traced(options, inputs, lengths)
+    if not is_operator and calls.is_watching():
+        return _record(options, inputs, lengths)
     signature: tuple[Any, ...] | None = None
     prepared = None
     try:
@@ -129,19 +134,21 @@ def run(
             None if out is None else calls.signature_of(out),
         )  # fmt: skip
         prepared = _packed[signature]
-        calls.require_data(cu_seqlens_q, cu_seqlens_k, philox)
-        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+        calls.require_data(cu_seqlens_q, cu_seqlens_k, philox, out)
+        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if (q | k | v) & 15 or not (q and k and v):
             prepared = signature = None
     except KeyError:
         pass
     except (AttributeError, TypeError, RuntimeError):
         prepared = signature = None
     if prepared is None:
-        return _run_unprepared(options, inputs, lengths, signature)
+        return _run_unprepared(options, inputs, lengths, signature, is_operator=is_operator)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if out is not None:
         results.check_known_out(out, _given(inputs, lengths))
+        calls.increment_version((out,))
     if philox is None:
         call_table.add(prepared, *options, *inputs[:7], *lengths)
     state = planning.random_bits(philox, prepared.p_dropout, query)
@@ -156,9 +163,30 @@ def _given(inputs: Inputs, lengths: Lengths) -> dict[str, Any]:
     return named | {"philox": inputs.philox} if is_tensor(inputs.philox) else named
 
 
+def _record(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
+    """The call as one of the operator, which torch sees."""
+    from . import varlen_ops
+
+    tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
+    packed = Lengths(
+        as_tensor("cu_seqlens_q", lengths.cu_seqlens_q),
+        as_tensor("cu_seqlens_k", lengths.cu_seqlens_k),
+        _upper_bound("max_seqlen_q", torch_inputs.number(lengths.max_seqlen_q)),
+        _upper_bound("max_seqlen_k", torch_inputs.number(lengths.max_seqlen_k)),
+    )
+    result = varlen_ops.traced(torch_inputs.recordable(options), Inputs(*tensors), packed)
+    return result if inputs.out is None else result._replace(out=inputs.out)
+
+
 def _run_unprepared(
-    options: Options, inputs: Inputs, lengths: Lengths, signature: tuple[Any, ...] | None
+    options: Options,
+    inputs: Inputs,
+    lengths: Lengths,
+    signature: tuple[Any, ...] | None,
+    *,
+    is_operator: bool = False,
 ) -> Result:
+    options = torch_inputs.with_flags(options)
     given = _given(inputs, lengths)
     if not all(is_tensor(value) for value in given.values()) or not (
         inputs.out is None or is_tensor(inputs.out)
@@ -170,10 +198,11 @@ def _run_unprepared(
         known, sizes = inputs._replace(**tensors), lengths._replace(**packed)
         result = Result(*run(*options[1:7], *known[:4], *sizes, known.philox))
         return result if inputs.out is None else result._replace(out=inputs.out)
-    if any(checks.is_virtual(value) for value in given.values()):
-        from . import varlen_ops
-
-        return varlen_ops.traced(options, inputs, lengths)
+    if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
+        return _record(options, inputs, lengths)
+    known = torch_inputs.resolved(inputs)
+    if known is not inputs:
+        inputs, signature = known, None
     bound = bind(options, inputs, lengths)
     operands, out = bound.operands, None
     if inputs.out is not None:
@@ -184,6 +213,8 @@ def _run_unprepared(
         return _no_rows(bound, options, inputs)
     executed = planning.execute(bound, options, out, inputs.philox)
     result = operands.restore(executed.out)[0] if inputs.out is None else inputs.out
+    if inputs.out is not None:
+        calls.increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else executed.softmax_lse[0]
     prepared = planning.prepare(executed, inputs, bound, result, lse)
     calls.remember(_packed, signature, prepared)

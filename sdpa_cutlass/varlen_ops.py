@@ -79,7 +79,7 @@ def _forward_out(
 
 def _run(options: Options, inputs: Inputs, lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor]:
     check_has_philox(options.p_dropout, inputs.philox)
-    out, lse, _ = varlen.run(*options[1:7], *inputs[:4], *lengths, inputs.philox)
+    out, lse, _ = varlen.run(*options[1:7], *inputs[:4], *lengths, inputs.philox, is_operator=True)
     return out, no_lse(inputs.query) if lse is None else lse
 
 

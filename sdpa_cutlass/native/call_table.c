@@ -99,6 +99,22 @@ static int requires_grad(PyObject *tensor) {
   return value != Py_False;
 }
 
+/* Whether Python has to look at the call: torch has to see it, a tensor requires grad, or the mask is not what its
+ * memory says. -1 with an exception. Only a mask can be a view with the negative bit: others are aligned, and such
+ * views start at an odd element. Booleans have neither gradients nor that bit. */
+static int needs_a_look(const Call *call, const Arguments *given) {
+  int answer = torch_is_watching();
+  if (answer != 0) return answer;
+  const int has_grad = torch_has_grad();
+  if (has_grad < 0) return -1;
+  for (int i = 0; answer == 0 && i <= kMask; ++i) {
+    if (!call->has[i] || call->forms[i].dtype.code == kDLBool) continue;
+    if (has_grad) answer = requires_grad(given->tensors[i]);
+    if (answer == 0 && i == kMask) answer = is_neg(given->tensors[i]);
+  }
+  return answer;
+}
+
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {NULL};
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return NULL;
@@ -242,7 +258,8 @@ static PyObject *make_and_launch(const Call *call, const Arguments *given, Addre
     if (is_set < 0) goto done;
     if (is_set == 0) goto unknown;
   }
-  if (launch(call->launcher, addresses, mask, &extras, out) == 0)
+  if (launch(call->launcher, addresses, mask, &extras, out) == 0 &&
+      (!call->has[kOut] || tell_written(out, Py_None) == 0))
     result = PyTuple_Pack(3, out, lse == NULL ? Py_None : lse, drawn == NULL ? call->undrawn : drawn);
   goto done;
 unknown:
@@ -268,22 +285,22 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
   char *starts[kTensors] = {NULL};
   for (int i = 0; i < kTensors; ++i)
     if (call->has[i]) starts[i] = address_of(&views[i]);
+  for (int i = 0; i < kTensors; ++i)
+    if (call->has[i] && starts[i] == NULL) Py_RETURN_NONE; /* a functional tensor, or one without storage */
   for (int i = 0; i <= kOut; ++i)
     if ((uintptr_t)starts[i] % kAlignment != 0) Py_RETURN_NONE;
   for (int i = 0; call->has[kOut] && i < kTensors; ++i)
     if (i != kOut && call->has[i] && overlaps(starts[kOut], call->spans[kOut], starts[i], call->spans[i]))
       Py_RETURN_NONE;
   ++call->users; /* from here on Python code may run, and other threads */
-  int needs_grad = 0;
-  for (int i = 0; needs_grad == 0 && i <= kMask; ++i)
-    if (call->has[i]) needs_grad = requires_grad(given.tensors[i]);
+  const int needs_look = needs_a_look(call, &given);
   PyObject *result = NULL;
-  if (needs_grad == 0) {
+  if (needs_look == 0) {
     const Addresses addresses = {.q = starts[kQuery], .k = starts[kKey], .v = starts[kValue], .out = starts[kOut]};
     const Extras extras = {.seqlens_q = starts[kSeqlensQ], .seqlens_k = starts[kSeqlensK],
                            .cu_seqlens_q = starts[kCuSeqlensQ], .cu_seqlens_k = starts[kCuSeqlensK]};
     result = make_and_launch(call, &given, addresses, starts[kMask], extras);
-  } else if (needs_grad > 0) {
+  } else if (needs_look > 0) {
     result = kept(Py_None);
   }
   release(call);

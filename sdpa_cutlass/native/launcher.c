@@ -127,8 +127,13 @@ static PyObject *launcher_run(PyObject *object, PyObject *const *args, Py_ssize_
   Launcher *const self = (Launcher *)object;
   DLTensor views[5];
   if (count != 5) return PyErr_Format(PyExc_TypeError, "run takes 5 arguments; %zd were given", count);
+  const int is_watched = torch_is_watching();
+  if (is_watched < 0) return NULL;
+  if (is_watched > 0) Py_RETURN_FALSE;
   for (int i = 0; i < 4; ++i)
     if (!view_tensor(self, args[i], &views[i])) Py_RETURN_FALSE;
+  for (int i = 0; i < 4; ++i)
+    if (address_of(&views[i]) == NULL) Py_RETURN_FALSE;
   const bool has_lse = args[4] != Py_None;
   if (has_lse && !view_tensor(self, args[4], &views[4])) Py_RETURN_FALSE;
   const Addresses addresses = {.q = address_of(&views[0]),
@@ -136,14 +141,15 @@ static PyObject *launcher_run(PyObject *object, PyObject *const *args, Py_ssize_
                                .v = address_of(&views[2]),
                                .out = address_of(&views[3]),
                                .softmax_lse = has_lse ? address_of(&views[4]) : NULL};
-  if (launch(self, addresses, NULL, NULL, args[3]) != 0) return NULL;
+  if (launch(self, addresses, NULL, NULL, args[3]) != 0 || tell_written(args[3], args[4]) != 0) return NULL;
   Py_RETURN_TRUE;
 }
 
 static PyMethodDef launcher_methods[] = {
     {"run", (PyCFunction)(void (*)(void))launcher_run, METH_FASTCALL,
      "run(query, key, value, out, softmax_lse) -> bool\n\nLaunches on tensors like those of the plan; checks nothing. "
-     "False, and nothing was done, when one of them is not of the plan's tensor type or has no memory."},
+     "False, and nothing was done, when one of them is not of the plan's tensor type or has no memory, or torch has "
+     "to see the call."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot launcher_slots[] = {{Py_tp_new, (void *)launcher_new},
@@ -153,9 +159,16 @@ static PyType_Slot launcher_slots[] = {{Py_tp_new, (void *)launcher_new},
 static PyType_Spec launcher_spec = {"sdpa_cutlass._launcher.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
                                     launcher_slots};
 
+static PyMethodDef module_functions[] = {
+    {"watch", watch, METH_VARARGS,
+     "watch((stack_depth, is_tracing), (is_function_mode, pre_dispatch_depth), forward_ad, is_grad_enabled,\n"
+     "      increment_version)\n\n"
+     "What is asked of torch from now on, and how it is told of tensors that were written."},
+    {NULL, NULL, 0, NULL}};
+
 static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "sdpa_cutlass._launcher", "A call whose signature is known, compiled.", -1, NULL, NULL,
-    NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT, "sdpa_cutlass._launcher", "A call whose signature is known, compiled.", -1,
+    module_functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__launcher(void);
 

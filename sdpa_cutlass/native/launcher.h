@@ -6,6 +6,7 @@
  *   Launcher    a plan: sdpa_params as bytes, and where it goes. run() writes addresses and calls sdpa_launch.
  *   CallTable   the latest signatures. call() finds one, makes the results and launches; whatever it does not know,
  *               or must not decide, it leaves to the caller by returning None, before anything has happened.
+ *   watch       what both ask of torch in each call, and tell it: torch_state.c.
  *
  * The GIL is released while the library works. What a call uses meanwhile is its own: a copy of the struct, and
  * references to all that other threads might drop from the table.
@@ -20,7 +21,7 @@
 #include <stdint.h>
 
 /* DLPack 1.x, as far as it is used. */
-enum { kDLCPU = 1, kDLCUDA = 2, kDLPackMajor = 1 };
+enum { kDLCPU = 1, kDLCUDA = 2, kDLBool = 6, kDLPackMajor = 1 };
 
 typedef struct {
   int32_t type;
@@ -96,6 +97,21 @@ PyObject *make_call_table_type(void);
 bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view);
 
 static inline void *address_of(const DLTensor *view) { return (char *)view->data + view->byte_offset; }
+
+/* Of torch_state.c. 1 while torch has to see a call, 0 where it need not; -1 with an exception. */
+int torch_is_watching(void);
+
+/* 1 while torch records gradients, 0 under torch.no_grad; -1 with an exception. */
+int torch_has_grad(void);
+
+/* 1 for a tensor whose memory holds the negatives of its values, 0 for others; -1 with an exception. */
+int is_neg(PyObject *tensor);
+
+/* Tells autograd that `out`, and `lse` unless it is None, were written. Returns 0, or -1 with an exception. */
+int tell_written(PyObject *out, PyObject *lse);
+
+/* The module's function of this name. */
+PyObject *watch(PyObject *module, PyObject *args);
 
 /* Returns 0, or -1 with an exception. Without `extras`, mask and extras are those of the plan. `out` is for the
  * launcher's `make_workspace`. */

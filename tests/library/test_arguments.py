@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -23,6 +24,46 @@ MASK, LENGTHS = torch.ones(8, 10, dtype=torch.bool), torch.ones(2, dtype=torch.i
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "not a tensor": (lambda: attention([1], K, K), TypeError, r"query is a list; allowed is a torch\.Tensor"),
+    "an endless scale": (
+        lambda: attention(Q, K, K, scale=10**400),
+        ValueError,
+        "scale=10+; allowed is",
+    ),
+    "an endless probability": (
+        lambda: attention(Q, K, K, p_dropout=10**400),
+        ValueError,
+        "p_dropout=10+; all",
+    ),
+    "an array of probabilities": (
+        lambda: attention(Q, K, K, p_dropout=numpy.array([0.1, 0.2])),
+        TypeError,
+        r"p_dropout=array\(\[0\.1, 0\.2\]\) is a ndarray; allowed is a float",
+    ),
+    "a tensor of probabilities": (
+        lambda: scaled_dot_product_attention(Q, K, K, dropout_p=torch.tensor([0.1, 0.2])),
+        TypeError,
+        "dropout_p=tensor.* is a Tensor; allowed is a float",
+    ),
+    "an array of flags": (
+        lambda: attention(Q, K, K, return_lse=numpy.array([True, False])),
+        TypeError,
+        "return_lse=array.* allowed is a bool",
+    ),
+    "an array that says what to return": (
+        lambda: attention(Q, K, K, return_philox=numpy.array([True, False])),
+        TypeError,
+        "return_philox=array.* allowed is a bool",
+    ),
+    "an array of layouts": (
+        lambda: attention(Q, K, K, layout=numpy.array(["bhsd", "bshd"])),
+        ValueError,
+        "layout=array.*; allowed are 'bhsd'",
+    ),
+    "an array that says whether heads are grouped": (
+        lambda: attention(Q, K, K, enable_gqa=numpy.array([True, False])),
+        TypeError,
+        "enable_gqa=array.* allowed is a bool",
+    ),
     "key is None": (lambda: attention(Q, None, K), TypeError, r"key is a NoneType"),
     "float32": (
         lambda: attention(Q.float(), K, K),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from sdpa_cutlass import ArgumentError, Family, UnsupportedError, attention, plan, unfused_attention
+from sdpa_cutlass import (
+    ArgumentError,
+    ArgumentTypeError,
+    Family,
+    UnsupportedError,
+    attention,
+    plan,
+    unfused_attention,
+)
 
 pytestmark = pytest.mark.usefixtures("_call_path")
 
@@ -86,3 +96,22 @@ def test_what_would_be_copied_is_refused(device: str) -> None:
         plan(q, k, v, out=q[:, :, :5])
     with pytest.raises(UnsupportedError, match="requires grad"):
         plan(q.clone().requires_grad_(), k, v)
+
+
+def test_arrays_are_read_as_attention_reads_them() -> None:
+    q, k, v = tensors("cpu")
+    mask = torch.zeros(9, 11)
+    planned = plan(q.numpy(), k.numpy(), v.numpy(), attn_mask=mask.numpy())
+    out = torch.empty_like(q)
+    mask[:, 4:] = -torch.inf
+    planned.run(q, k, v, out)
+    assert torch.equal(out, attention(q, k, v, attn_mask=mask))
+    with pytest.raises(ArgumentTypeError, match="query is a list"):
+        plan([1], k, v)
+
+
+def test_copies_are_refused(device: str) -> None:
+    planned = plan(*tensors(device))
+    for function in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UnsupportedError, match="AttentionPlan cannot be copied or pickled"):
+            function(planned)
