@@ -22,6 +22,7 @@ from torch._C import (
     _is_tracing,
     _len_torch_dispatch_stack,
 )
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ def refusal(
         if mask_dtype not in (torch.bool, torch.float32, dtype):
             return f"attn_mask's dtype {mask_dtype}"
     if not tracing:
-        if _len_torch_dispatch_stack() or _is_tracing():  # which makes tensors of sizes
+        if (
+            _len_torch_dispatch_stack()
+            or _is_tracing()  # which makes tensors of sizes
+            or _len_torch_dispatch_stack_pre_dispatch()
+        ):
             return "dispatch mode or tracing"
         if (
             query.is_nested
