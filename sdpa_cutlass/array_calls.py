@@ -22,7 +22,7 @@ from .array_view import (
 )
 from .arrays import is_tensor
 from .checks import Operands
-from .dropout import checked_philox
+from .dropout import PhiloxState, checked_philox
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .launch import library_for, make_params
 from .planning import Bound, Inputs, Options, Result, bind
@@ -66,7 +66,7 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
     results.check_no_overlap(written["out"], given)
     if stream is not None and given["query"].device.type == "cpu":
         raise ArgumentError(f"stream={stream!r}; query is on cpu, where there are no streams")
-    philox = NO_PHILOX if inputs.philox is None else checked_philox(inputs.philox)
+    philox = NO_PHILOX if inputs.philox is None else _philox_of(inputs.philox)
     if not _is_without_rows(bound):
         _check_needs_no_torch(bound, has_philox=inputs.philox is not None)
         _launch(bound._replace(given=bound.given._replace(philox=philox)), options, written, handle)
@@ -129,6 +129,16 @@ def _stream_of(out: Any) -> int:
             return 0
         return int(sys.modules["torch"].cuda.current_stream(out.device).cuda_stream)
     return named_stream("out", out) or 0
+
+
+def _philox_of(philox: object) -> PhiloxState:
+    """`philox`, two integers. A tensor of them is refused by what these calls take, not by what others do."""
+    if not isinstance(philox, (tuple, list)):
+        raise ArgumentTypeError(
+            f"philox is a {type(philox).__name__}; allowed without torch, and with stream or softmax_lse "
+            "given, are a PhiloxState and a pair of integers"
+        )
+    return checked_philox(philox)
 
 
 def _check_lse(lse: ArrayView, operands: Operands) -> None:

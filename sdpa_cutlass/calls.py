@@ -21,6 +21,7 @@ from . import array_calls, call_table, checks, results, rng, torch_inputs
 from .arrays import as_tensor, has_torch, is_tensor
 from .checks import Layout
 from .extras import Extras
+from .plan_cache import Plans
 from .planning import Inputs, Options, Prepared, Result, bind, execute, prepare, random_bits
 from .problem import Causal
 from .registry import Family
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
     from .planning import ResultTuple
 
 
-_MAX_PLANS = 4096
-Plans = dict[tuple[Any, ...], Prepared]
-_plain: Plans = {}  # of `run`
-_general: Plans = {}  # of `run_general`
-_latest: tuple[Plans, tuple[Any, ...], Prepared | None] = {}, (None,), None  # where `run` found what
+_plain = Plans()  # of `run`
+_general = Plans()  # of `run_general`
+_latest: tuple[Plans, tuple[Any, ...], Prepared | None] = Plans(), (None,), None  # where `run` found what
 
 
 def run(
@@ -240,15 +239,6 @@ def launch(
     return Result(out, lse, given.philox)
 
 
-def remember(cache: Plans, signature: tuple[Any, ...] | None, prepared: Prepared | None) -> None:
-    """Keeps `prepared`, and at most _MAX_PLANS in all."""
-    if signature is None or prepared is None:
-        return
-    if len(cache) >= _MAX_PLANS:
-        cache.clear()
-    cache[signature] = prepared
-
-
 def _is_autocast_enabled(query: torch.Tensor) -> bool:
     return bool(sys.modules["torch"].is_autocast_enabled(query.device.type))
 
@@ -314,7 +304,7 @@ def _run_unprepared(
     if inputs.out is not None:
         increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
-    remember(cache, signature, prepare(executed, inputs, bound, out, lse))
+    cache.keep(signature, prepare(executed, inputs, bound, out, lse))
     return Result(out, lse, executed.philox)
 
 

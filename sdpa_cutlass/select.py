@@ -334,7 +334,7 @@ def _named(
 
 
 def _close_names(name: str, kernels: Iterable[KernelInfo]) -> str:
-    near = difflib.get_close_matches(str(name), [kernel.name for kernel in kernels], n=_NEAREST, cutoff=0.3)
+    near = difflib.get_close_matches(name, [kernel.name for kernel in kernels], n=_NEAREST, cutoff=0.3)
     return " Nearest: " + ", ".join(near) if near else ""
 
 

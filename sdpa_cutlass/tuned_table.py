@@ -32,7 +32,6 @@ from .registry import Family, KernelInfo
 FORMAT = 1
 MAX_BYTES = 4 * 2**20  # of a file
 MAX_ROWS = 8192
-MAX_NUM_SPLITS = 1  # this version launches no kernel with more
 MAX_DISTANCE = 1.25  # octaves
 ENOUGH_ROWS = 2**18
 ENOUGH_KEYS = 2**14
@@ -104,7 +103,6 @@ class TunedRow:
     max_error_nano: int
     runner_up: str | None
     runner_up_ns: int
-    num_splits: int = 1
 
     @property
     def ratio(self) -> float | None:
@@ -198,8 +196,6 @@ def misfit(table: TunedTable, kernels: Iterable[KernelInfo], device: DeviceInfo 
         reason = _unsuited(kernel, row.bucket)
         if reason:
             return f"{row.kernel} {reason}, but is named for {row.bucket}"
-        if row.num_splits > MAX_NUM_SPLITS:
-            return f"num_splits {row.num_splits} at {row.bucket}; this version allows {MAX_NUM_SPLITS}"
     return None
 
 
@@ -244,8 +240,6 @@ def to_json(table: TunedTable) -> str:
 def _row_record(row: TunedRow) -> dict[str, Any]:
     record = {**bucket_record(row.bucket), **asdict(row)}
     del record["bucket"]
-    if row.num_splits == 1:
-        del record["num_splits"]
     return record
 
 
@@ -289,11 +283,19 @@ def from_json(text: str) -> TunedTable:
 
 
 _BUCKET_KEYS = frozenset(Bucket.__dataclass_fields__)
-_ROW_KEYS = _BUCKET_KEYS | (set(TunedRow.__dataclass_fields__) - {"bucket", "num_splits"})
+_ROW_KEYS = _BUCKET_KEYS | (set(TunedRow.__dataclass_fields__) - {"bucket"})
+
+
+def check_splits(record: Mapping[str, Any], where: str) -> None:
+    """Older versions wrote a number of splits, always 1. Raises TunedTableError for any other."""
+    value = record.get("num_splits", 1)
+    if type(value) is not int or value != 1:
+        raise TunedTableError(f"{where}: num_splits is {value!r:.40}; a row names no number of splits but 1")
 
 
 def _parse_row(value: Any, where: str) -> TunedRow:
     row = _record(value, where, _ROW_KEYS, optional={"num_splits": 1})
+    check_splits(row, where)
     if row["check"] != CHECK_PASSED:
         raise TunedTableError(f"{where}: check is {row['check']!r:.40}, not {CHECK_PASSED!r}")
     runner_up = None
@@ -309,7 +311,6 @@ def _parse_row(value: Any, where: str) -> TunedRow:
         runner_up_ns=_integer(
             row, "runner_up_ns", 1 if runner_up else 0, _LARGEST if runner_up else 0, where
         ),
-        num_splits=_integer(row, "num_splits", 1, 1024, where),
     )
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import call_table, calls, checks, extras, planning, results, torch_inputs
 from .api import chosen
 from .arrays import as_tensor, is_tensor
-from .calls import Plans
 from .errors import ArgumentError, ArgumentTypeError
 from .extras import Extras
+from .plan_cache import Plans
 from .planning import Bound, Inputs, Options, Result
 from .problem import Causal
 from .registry import Family
@@ -83,7 +83,7 @@ class Lengths(NamedTuple):
     max_seqlen_k: Any
 
 
-_packed: Plans = {}
+_packed = Plans()
 
 
 def run(
@@ -217,7 +217,7 @@ def _run_unprepared(
         calls.increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else executed.softmax_lse[0]
     prepared = planning.prepare(executed, inputs, bound, result, lse)
-    calls.remember(_packed, signature, prepared)
+    _packed.keep(signature, prepared)
     return Result(result, lse, executed.philox)
 
 

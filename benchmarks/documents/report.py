@@ -117,14 +117,15 @@ def run(options: argparse.Namespace) -> int:
         for path in stale:
             print(f"{path}: stale; `python -m benchmarks.documents` makes it again")
         return FAILED if stale else OK
-    for path, picture in pictures.items():
-        _write(path, functools.partial(_draw, path, picture))
+    drawn = {path: _drawn(path, picture) for path, picture in pictures.items()}  # all, before one is replaced
+    for path, data in drawn.items():
+        _write(path, data)
         print(f"{path}: drawn")
     for path, text in new.items():
         if text == old[path]:
             print(f"{path}: up to date")
         else:
-            _write(path, functools.partial(results.write_atomically, path, text))
+            _write(path, text)
             print(f"{path}: written")
     return OK
 
@@ -364,8 +365,8 @@ def _shows(path: Path, picture: Picture) -> bool:
     return path.is_file() and picture.source.tag.encode() in path.read_bytes()
 
 
-def _draw(path: Path, picture: Picture) -> None:
-    """Draws a picture that says what it was drawn from."""
+def _drawn(path: Path, picture: Picture) -> bytes:
+    """The file of a picture that says what it was drawn from, for `path`."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError("a picture needs matplotlib: pip install 'sdpa_cutlass[cli]'")
     drawing = picture.draw(picture.source.results)
@@ -373,8 +374,7 @@ def _draw(path: Path, picture: Picture) -> None:
         raise CommandError(f"{picture.source.path}: nothing in it can be drawn as {path.name}")
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=80, metadata={PICTURE_KEY: picture.source.tag})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.getvalue())
+    return data.getvalue()
 
 
 def _read(path: Path) -> str:
@@ -384,8 +384,8 @@ def _read(path: Path) -> str:
         raise CommandError(f"cannot read {path}: {error}; run this in a checkout, or say --readme") from error
 
 
-def _write(path: Path, write: Callable[[], None]) -> None:
+def _write(path: Path, content: str | bytes) -> None:
     try:
-        write()
+        results.write_atomically(path, content)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror or error}") from error

@@ -141,8 +141,8 @@ def from_json(text: str, *, origin: str = "result") -> Results:
     """Parses and validates a result file's text; `origin` names it in errors. Raises ResultFormatError."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ResultFormatError(f"{origin}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # too long a number, or too deep
+        raise ResultFormatError(f"{origin}: not JSON: {str(error)[:200]}") from error
     if not isinstance(document, dict) or set(document) | {"format"} != {"format", "env", "rows"}:
         raise ResultFormatError(
             f'{origin}: must be an object with exactly the keys "format", "env" and "rows"'
@@ -208,13 +208,13 @@ def save(results: Results, path: Path) -> None:
     write_atomically(path, to_json(results))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes beside `path` and renames into place: a reader sees the old text or the new one, no mixture."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes beside `path` and renames into place: a reader sees the old content or the new, no mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

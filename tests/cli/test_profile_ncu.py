@@ -280,7 +280,9 @@ def test_a_folder_without_launches_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"task": {}, "counters": {}, "env": {}}', '{"task": 3}', "no file"]
+    "text",
+    ["", "[]", "{}", '{"task": {}, "counters": {}, "env": {}}', '{"task": 3}', "[" * 200_000, "no file"],
+    ids=lambda text: text[:10],
 )
 def test_a_file_that_is_no_saved_launch(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -91,6 +91,8 @@ def broken(**changes: Any) -> str:
 
 REFUSED = {
     "not JSON": ("{", "f: not JSON"),
+    "deep": ("[" * 200_000, "f: not JSON"),
+    "a number of many digits": ('{"env": {"a": 1' + "0" * 5000 + '}, "rows": []}', "f: not JSON"),
     "a list": ("[]", "exactly the keys"),
     "a key too many": ('{"env": {}, "rows": [], "more": 1}', "exactly the keys"),
     "a format to come": ('{"format": 4, "env": {}, "rows": []}', "format 4 is not among 1 to 3"),

@@ -194,6 +194,23 @@ def test_the_journal_survives_a_round_trip(tmp_path: Path) -> None:
     assert all(item.max_err_lse is None for item in failed)  # NaN is no number in JSON
 
 
+def test_journals_of_older_versions_are_read(tmp_path: Path) -> None:
+    """They have a number of splits for each kernel, which was always 1."""
+    swept(tmp_path, host_tasks(), FakeMeasurer())
+    path = tmp_path / "journal.jsonl"
+    text = path.read_text()
+    assert "num_splits" not in text
+    expected = journal.read(path)
+    path.write_text(text.replace('"status": "ok"', '"status": "ok", "num_splits": 1'))
+    assert journal.read(path) == expected
+    path.write_text(text.replace('"status": "ok"', '"status": "ok", "num_splits": 2'))
+    with pytest.raises(JournalError, match=r"line \d+: .*num_splits is 2; a row names no number of splits"):
+        journal.read(path)
+    committed = Path(__file__).parents[2] / "benchmarks/results/tuning/2026-11-21-h200-tune-f16.jsonl"
+    assert '"num_splits": 1' in committed.read_text()
+    assert len(journal.read(committed).entries) > 50
+
+
 def test_the_budget_ends_a_sweep_between_problems(tmp_path: Path) -> None:
     now = 0.0
 

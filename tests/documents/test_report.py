@@ -258,6 +258,24 @@ def test_a_picture_that_cannot_be_drawn(folder: Path, capsys: pytest.CaptureFixt
     assert "results/a.json: nothing in it can be drawn as a-roofline.png" in capsys.readouterr().err
 
 
+def test_nothing_is_written_unless_every_picture_can_be_drawn(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first picture can be drawn from the other file, the second cannot."""
+    (folder / "docs" / "results.md").write_text(
+        "<!-- results: plot img/a.png -->\n<!-- end results -->\n" + EMPTY.format("plot_roofline")
+    )
+    record("a.json")
+    assert report("results/a.json") == 0
+    documents = [folder / "README.md", folder / "docs" / "results.md", *(folder / "docs" / "img").iterdir()]
+    assert len(documents) == 4
+    before = [path.read_bytes() for path in documents]
+    record("b.json", 1.1, gpu="NVIDIA T4")
+    assert report("results/b.json") == 2
+    assert "results/b.json: nothing in it can be drawn as a-roofline.png" in capsys.readouterr().err
+    assert [path.read_bytes() for path in documents] == before
+
+
 def test_documents_without_results_stay_so(folder: Path) -> None:
     assert report() == 0
     assert "No results yet" in (folder / "README.md").read_text()

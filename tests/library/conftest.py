@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from sdpa_cutlass import call_table, calls, launch, launcher, torch_sdpa, varlen
+from sdpa_cutlass.plan_cache import Plans
 from tests.library.torch_calls import ORIGINAL
 
 
@@ -18,9 +19,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes every signature unknown."""
 
     def forget_all() -> None:
-        monkeypatch.setattr(calls, "_plain", {})
-        monkeypatch.setattr(calls, "_general", {})
-        monkeypatch.setattr(varlen, "_packed", {})
+        monkeypatch.setattr(calls, "_plain", Plans())
+        monkeypatch.setattr(calls, "_general", Plans())
+        monkeypatch.setattr(varlen, "_packed", Plans())
         monkeypatch.setattr(call_table, "table", None)
         monkeypatch.setattr(call_table, "_latest", None)
 

@@ -202,17 +202,6 @@ def test_a_known_signature_reuses_its_plan(
     assert len(calls._plain) == 1
 
 
-def test_the_plan_cache_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None], rand: Rand
-) -> None:
-    forget()
-    monkeypatch.setattr(calls, "_MAX_PLANS", 2)
-    for seqlen in range(1, 6):
-        q = rand(1, 1, seqlen, 64)
-        attention(q, q, q)
-        assert 1 <= len(calls._plain) <= 2
-
-
 def test_threads_do_not_share_parameters(rand: Rand) -> None:
     """The same plan from many threads, each with tensors of its own."""
     inputs = [[rand(1, 2, 33, 64, seed=3 * thread + i) for i in range(3)] for thread in range(8)]

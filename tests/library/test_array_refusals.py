@@ -106,7 +106,12 @@ DEEP = {"key": array(2, 3, 2, 11, 64), "value": array(2, 3, 2, 11, 64)}  # two b
         ({"key": array(2, 2, 11, 32)}, ValueError, "key has head_dim 32"),
         ({"p_dropout": 0.5}, NotImplementedError, "philox is missing: nothing is drawn without torch"),
         ({"p_dropout": 1.0}, NotImplementedError, "p_dropout is 1.* nothing is filled without torch"),
-        ({"philox": array(2)}, TypeError, "philox=array"),
+        (
+            {"philox": array(2)},
+            TypeError,
+            "philox is a ndarray; allowed without torch, and with stream or softmax_lse given, are a "
+            "PhiloxState and a pair of integers$",
+        ),
         ({"attn_mask": array(9, 11, dtype=np.int32)}, TypeError, "attn_mask has dtype int32; allowed are"),
         ({"attn_mask": array(9, 12)}, ValueError, "attn_mask has shape"),
         ({"seqlens_k": array(2, dtype=np.int64)}, TypeError, "seqlens_k has dtype int64"),

@@ -38,8 +38,12 @@ def test_tables_survive_a_round_trip() -> None:
     assert original.rows[1].ratio == pytest.approx(1.2)
     lines = to_json(original).splitlines()
     assert sum("gpu_ns" in line for line in lines) == 2  # one row a line
-    assert from_json(edited(num_splits=4)).rows[0].num_splits == 4
-    assert "num_splits" in to_json(table(row(num_splits=2)))
+
+
+def test_the_number_of_splits_that_older_versions_wrote_is_passed_over() -> None:
+    text = to_json(table())
+    assert "num_splits" not in text
+    assert to_json(from_json(edited(num_splits=1))) == text
 
 
 BAD = {
@@ -71,7 +75,9 @@ BAD = {
     "causal": (lambda: edited(causal=1), "causal is 1"),
     "rows number": (lambda: edited(rows=2**50), f"rows is {2**50}"),
     "huge number": ('{"format": 1' + "0" * 5000 + "}", "not JSON"),
-    "num_splits": (lambda: edited(num_splits=0), "num_splits is 0"),
+    "no splits": (lambda: edited(num_splits=0), "row 0: num_splits is 0; a row names no number"),
+    "several splits": (lambda: edited(num_splits=4), "row 0: num_splits is 4"),
+    "splits of another type": (lambda: edited(num_splits=True), "row 0: num_splits is True"),
     "runner-up": (lambda: edited(runner_up="B", runner_up_ns=1), "runner_up is 'B'"),
     "runner-up without time": (lambda: edited(runner_up="b"), "runner_up_ns is 0"),
     "same bucket": (lambda: json.dumps(document(rows=document()["rows"] * 2)), "for the same bucket"),

@@ -126,7 +126,7 @@ UNFIT = {
     ),
     "capability": (lambda: to_json(table(compute_capability=(9, 0))), "(9.0, 58 SMs), and this is host"),
     "SMs": (lambda: to_json(table(sms=60)), "(8.9, 60 SMs), and this is host"),
-    "several splits": (lambda: edited(num_splits=2), "num_splits 2 at f16 d64"),
+    "several splits": (lambda: edited(num_splits=2), "row 0: num_splits is 2; a row names no number"),
     "another dtype": (lambda: to_json(table(row(kernel=other_dtype()))), "is for bf16, but is named"),
     "plain kernel for a mask": (
         lambda: to_json(

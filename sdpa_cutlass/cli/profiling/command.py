@@ -80,7 +80,7 @@ def _read(names: str, console: Console) -> static.Library:
 
 def _json_writer(document: dict[str, Any]) -> Callable[..., None]:
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    return functools.partial(results.write_atomically, text=text)
+    return functools.partial(results.write_atomically, content=text)
 
 
 def _run_launch(options: argparse.Namespace, console: Console) -> int:
@@ -143,7 +143,7 @@ def _read_saved(path: Path) -> tuple[str | None, Task, ncu.Counters]:
         function = str(document.get("function", task.kernel))  # older files have none
     except OSError as error:
         raise CommandError(f"--from {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CommandError(
             f"--from {path}: not a launch that `profile --shape --json` saved: {error}"
         ) from error

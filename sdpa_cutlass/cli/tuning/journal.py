@@ -24,7 +24,7 @@ from sdpa_cutlass._locate import Target
 from sdpa_cutlass.device import DeviceInfo
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 from sdpa_cutlass.registry import Family, KernelInfo
-from sdpa_cutlass.tuned_table import Bucket, TunedTableError, bucket_record, parse_bucket
+from sdpa_cutlass.tuned_table import Bucket, bucket_record, check_splits, parse_bucket
 
 FORMAT = 1
 OK = "ok"
@@ -45,7 +45,6 @@ class Measured:
     max_err_out: float | None = None
     max_err_lse: float | None = None
     status: str = OK
-    num_splits: int = 1
 
     @property
     def has_failed(self) -> bool:
@@ -223,10 +222,10 @@ def _parse_entry(record: Mapping[str, Any]) -> Entry:
     raw["dtype"] = DType(raw["dtype"])
     raw["causal"] = Causal(raw["causal"]) if raw["causal"] is not None else None
     raw["mask"] = MaskType(raw["mask"]) if raw["mask"] is not None else None
-    try:
-        bucket = parse_bucket(record["bucket"], "bucket")
-    except TunedTableError as error:
-        raise ValueError(str(error)) from None
+    bucket = parse_bucket(record["bucket"], "bucket")
+    for item in record["measured"]:
+        check_splits(item, "measured")
+        item.pop("num_splits", None)
     measured = [Measured(**item) for item in record["measured"]]
     return Entry(
         case=str(record["case"]),
@@ -240,7 +239,7 @@ def _checked(measured: Measured) -> Measured:
     """`measured`, if its values have the types that the class promises."""
     for item in fields(measured):
         value = getattr(measured, item.name)
-        wanted = {"kernel": str, "status": str, "num_splits": int}.get(item.name)
+        wanted = {"kernel": str, "status": str}.get(item.name)
         if type(value) is not wanted if wanted else not isinstance(value, (float, int, type(None))):
             raise ValueError(f"{item.name} is {value!r:.40}")
     if measured.status == OK and not (measured.gpu_us and measured.gpu_us > 0):
