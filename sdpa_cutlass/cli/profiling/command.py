@@ -54,7 +54,7 @@ def _run_static(options: argparse.Namespace, console: Console) -> int:
         if found.problems:
             lines = "\n  ".join(found.problems)
             raise CommandError(f"{options.write_gates} is not written: the code breaks gates\n  {lines}")
-        table = functools.partial(results.write_atomically, text=static.gate_table(found))
+        table = functools.partial(results.write_atomically, content=static.gate_table(found))
         running.write_all([(options.write_gates, table)], console)
     else:
         view.show_static(console, static.all_facts(found))
