@@ -66,9 +66,9 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call is a first one."""
     monkeypatch.setattr(calls.call_table, "table", None)
     monkeypatch.setattr(calls.call_table, "_latest", None)
-    monkeypatch.setattr(calls, "_latest", ({}, (None,), None))
+    monkeypatch.setattr(calls, "_latest", (calls.Plans(), (None,), None))
     for module, name in ((calls, "_plain"), (calls, "_general"), (varlen, "_packed")):
-        monkeypatch.setattr(module, name, {})
+        monkeypatch.setattr(module, name, calls.Plans())
 
 
 def memory_in_use() -> dict[int, tuple[torch.Size, torch.dtype]]:
