@@ -30,18 +30,7 @@ from sdpa_cutlass.device import HOST, DeviceInfo
 from sdpa_cutlass.errors import ArgumentTypeError, LibraryMismatchError, NoKernelError
 from sdpa_cutlass.launch import make_params
 from sdpa_cutlass.visible_keys import CausalRows, floor_sum
-
-
-def made_card(name: str, capability: tuple[int, int], sms: int, mma_flops_per_clock: int) -> DeviceInfo:
-    return DeviceInfo(
-        target=Target.CUDA,
-        index=0,
-        name=name,
-        compute_capability=capability,
-        sms=sms,
-        mma_flops_per_clock=mma_flops_per_clock,
-    )
-
+from tests.library.cards import made_card
 
 L4, H200 = made_card("L4", (8, 9), 58, 1024), made_card("H200", (9, 0), 132, 2580)
 

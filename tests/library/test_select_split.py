@@ -27,19 +27,8 @@ from sdpa_cutlass.cli.suites import SUITES, Case
 from sdpa_cutlass.cost_model import estimate
 from sdpa_cutlass.device import HOST, DeviceInfo
 from sdpa_cutlass.select import mismatches, ranking
+from tests.library.cards import made_card
 from tests.library.reference import expect_close, rand, torchs_attention
-
-
-def made_card(name: str, capability: tuple[int, int], sms: int, mma_flops_per_clock: int) -> DeviceInfo:
-    return DeviceInfo(
-        target=Target.CUDA,
-        index=0,
-        name=name,
-        compute_capability=capability,
-        sms=sms,
-        mma_flops_per_clock=mma_flops_per_clock,
-    )
-
 
 CARDS = [
     made_card("H200", (9, 0), 132, 2580),
