@@ -279,18 +279,12 @@ def is_virtual(tensor: torch.Tensor) -> bool:
     torch = sys.modules["torch"]
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return True
-    try:
-        if tensor.data_ptr() != 0 or tensor.numel() == 0:
-            return False
-    except RuntimeError:
-        pass
     with torch._C.DisableTorchFunctionSubclass():  # torch 2.4's CausalBias answers nothing but attention
         try:
-            if tensor.data_ptr() != 0 or tensor.numel() == 0:
-                return False
+            has_memory = tensor.data_ptr() != 0 or tensor.numel() == 0
         except RuntimeError:
-            pass
-        return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
+            has_memory = False
+        return not has_memory and tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
 
 
 def misalignment(tensor: torch.Tensor) -> str | None:

@@ -154,9 +154,8 @@ class _Fused(Model):
         masking = 0.0
         if problem.is_causal:
             masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
-            share = min(
-                kernel.warps / kernel.kv_groups / 4, 1
-            )  # of the schedulers: one group meets the diagonal
+            # Of the schedulers: one group meets the diagonal.
+            share = min(kernel.warps / kernel.kv_groups / 4, 1)
             masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
         head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
         q_bytes = 2 * kernel.block_m * kernel.head_dim

@@ -19,11 +19,9 @@ from torch._C import (
     _get_math_sdp_enabled,
     _get_mem_efficient_sdp_enabled,
     _is_any_autocast_enabled,
-    _is_tracing,
-    _len_torch_dispatch_stack,
 )
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
-from torch.autograd import forward_ad
+
+from .torch_state import has_tangent, is_recording
 
 if TYPE_CHECKING:
     from .torch_sdpa import HeadDims
@@ -84,11 +82,7 @@ def refusal(
         if mask_dtype not in (torch.bool, torch.float32, dtype):
             return f"attn_mask's dtype {mask_dtype}"
     if not tracing:
-        if (
-            _len_torch_dispatch_stack()
-            or _is_tracing()  # which makes tensors of sizes
-            or _len_torch_dispatch_stack_pre_dispatch()
-        ):
+        if is_recording():  # torch.jit.trace makes tensors of sizes
             return "dispatch mode or tracing"
         if (
             query.is_nested
@@ -142,9 +136,7 @@ def _device_reason(device: torch.device) -> str:
 
 def _other_than_memory(tensors: tuple[torch.Tensor, ...]) -> str | None:
     """Why kernels would get these tensors of plain types wrong, or None."""
-    if forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
-    ):
+    if any(has_tangent(tensor) for tensor in tensors):
         return "forward-mode gradient"
     for tensor in tensors:
         if tensor.is_neg():  # the memory holds the negatives

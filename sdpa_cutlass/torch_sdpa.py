@@ -200,6 +200,7 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
     from torch.overrides import handle_torch_function
 
     from .torch_refusals import names_backends, refusal
+    from .torch_state import is_recording
 
     functional = torch.nn.functional
     is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -222,7 +223,8 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
         if active and (is_causal or attn_mask is not None) and not tracing:
             active = not torch_takes.bias  # what torch makes of a bias is causal or has a mask
         if active:
-            if not tracing and _is_torch_function_mode_enabled():  # it sees the call, which then comes again
+            if not tracing and _is_torch_function_mode_enabled() and not is_recording():
+                # The mode sees the call, which then comes again.
                 return handle_torch_function(
                     patch.function, (query, key, value, attn_mask), query, key, value, attn_mask,
                     dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,

@@ -17,14 +17,18 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
 
 
-def is_watching() -> bool:
-    """True inside torch.jit.trace, a TorchDispatchMode (make_fx, FakeTensorMode, ...) or a dual_level."""
+def is_recording() -> bool:
+    """True inside torch.jit.trace or a TorchDispatchMode (make_fx, FakeTensorMode, ...)."""
     return (
         _len_torch_dispatch_stack() > 0
         or _is_tracing()
-        or forward_ad._current_level >= 0
         or (_is_torch_function_mode_enabled() and _len_torch_dispatch_stack_pre_dispatch() > 0)
     )
+
+
+def is_watching() -> bool:
+    """True while torch records, and inside a dual_level."""
+    return is_recording() or forward_ad._current_level >= 0
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What a rule is, and the two that hold for every family. A family's own are in its `rules.py`.
+"""What a rule is, and those that hold for every family. A family's own are in its `rules.py`.
 
 A rule restates what the C++ asserts, so that an illegal kernel is refused here, by name and with a reason,
 and not by the compiler in the middle of a build.
@@ -30,6 +30,18 @@ class Rule(Generic[K]):
         """None for a kernel that keeps to the rule, else the reason."""
         verdict = self.check(kernel)
         return None if verdict is True else str(verdict)
+
+
+def head_dim_rule(largest: int) -> Rule[Any]:
+    """The MMA goes through head_dim in steps of 16."""
+    return Rule(
+        "head_dim",
+        f"head_dim is a multiple of 16 up to {largest}",
+        lambda c: (
+            (c.head_dim % 16 == 0 and c.head_dim <= largest)
+            or f"head_dim {c.head_dim} is not a multiple of 16 up to {largest}"
+        ),
+    )
 
 
 RESOURCES: tuple[Rule[Any], ...] = (

@@ -138,12 +138,9 @@ static Arguments arguments_of(PyObject *const *args, Py_ssize_t count) {
   return given;
 }
 
-/* Tensors at address 0 have no memory of their own, as inside torch.func.functionalize. */
 static bool view_all(const Launcher *launcher, const Arguments *given, DLTensor *views) {
   for (int i = 0; i < kTensors; ++i)
-    if (given->tensors[i] != Py_None &&
-        (!view_tensor(launcher, given->tensors[i], &views[i]) || views[i].data == NULL))
-      return false;
+    if (given->tensors[i] != Py_None && !view_tensor(launcher, given->tensors[i], &views[i])) return false;
   return true;
 }
 

@@ -6,7 +6,7 @@ block_m has to be a multiple of for the MMA covers them.
 
 from __future__ import annotations
 
-from generator.core.rules import RESOURCES, Rule
+from generator.core.rules import RESOURCES, Rule, head_dim_rule
 from generator.families.fmha_fwd.config import (
     COPY_ELEMENTS,
     GENERAL_BLOCK_N,
@@ -60,14 +60,7 @@ RULES: tuple[Rule[FmhaFwd], ...] = (
         "general and causal exclude each other",
         lambda c: not (c.general and c.causal) or "a general kernel takes causal at run time",
     ),
-    Rule(
-        "head_dim",
-        f"head_dim is a multiple of 16 up to {MAX_HEAD_DIM}",
-        lambda c: (
-            (c.head_dim % 16 == 0 and c.head_dim <= MAX_HEAD_DIM)
-            or f"head_dim {c.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}"
-        ),
-    ),
+    head_dim_rule(MAX_HEAD_DIM),
     Rule(
         "warps",
         f"1 to {MAX_WARPS} warps",

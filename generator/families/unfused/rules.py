@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from generator.core.kernel import Kernel
-from generator.core.rules import RESOURCES, Rule
+from generator.core.rules import RESOURCES, Rule, head_dim_rule
 
 MAX_HEAD_DIM = 128  # the widest tile of the second GEMM
 
 RULES: tuple[Rule[Kernel], ...] = (
-    Rule(
-        "head_dim",
-        f"head_dim is a multiple of 16 up to {MAX_HEAD_DIM}",
-        lambda c: (
-            (c.head_dim % 16 == 0 and c.head_dim <= MAX_HEAD_DIM)
-            or f"head_dim {c.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}"
-        ),
-    ),
+    head_dim_rule(MAX_HEAD_DIM),
     Rule(
         "stages",
         "3 to 5 stages",
