@@ -26,7 +26,7 @@ class AttentionPlan:
     def __init__(self, bound: Plan, given: Extras, out: torch.Tensor) -> None:
         self._plan = bound
         self._launch_at = bound.launch_at
-        launcher = bound.compiled()
+        launcher = bound.launcher
         self._compiled = None if launcher is None else launcher.run
         from . import torch_state
 

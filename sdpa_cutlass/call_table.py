@@ -31,7 +31,8 @@ _latest: Prepared | None = None  # of `add`
 def add(prepared: Prepared, *arguments: Any) -> None:
     """Makes a signature known, where there is a launcher for its plan. `arguments`: as in CallTable.call."""
     global table, _latest
-    if prepared.launcher is None or prepared.casts_mask or prepared is _latest:
+    launch = prepared.plan.launcher
+    if launch is None or prepared.casts_mask or prepared is _latest:
         return
     _latest = prepared  # nothing is gained by adding it again: some calls have to be checked in Python
     arguments += (None,) * (_OPTIONS + _TENSORS + _BOUNDS - len(arguments))
@@ -50,7 +51,7 @@ def add(prepared: Prepared, *arguments: Any) -> None:
     if prepared.p_dropout:
         draw = functools.partial(rng.draw, tensors[0].device)
     spans = tuple(0 if tensor is None else results.span(tensor) for tensor in tensors)
-    table.add(prepared.launcher, arguments, make_out, prepared.make_lse, draw, rng.NO_PHILOX, spans)
+    table.add(launch, arguments, make_out, prepared.make_lse, draw, rng.NO_PHILOX, spans)
 
 
 def _empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def run(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd",
             query, key, value, out,
         )  # fmt: skip
-    plan, _, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
+    plan, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         results.check_known_spans(out, q, k, v, spans)
         increment_version((out,))
@@ -231,7 +231,7 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, _, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
+    plan, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None if make_lse is None else make_lse()

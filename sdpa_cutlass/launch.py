@@ -200,8 +200,12 @@ class Plan:
     def __str__(self) -> str:
         return f"{self.kernel.name} on {self.problem}"
 
-    def compiled(self) -> Any:
-        """A Launcher of this kernel with the extras of `make_params`, or None: see launcher.py."""
+    @functools.cached_property
+    def launcher(self) -> Any:
+        """A Launcher of this kernel with the extras of `make_params`, or None: see launcher.py.
+
+        Made when it is first asked for: most plans of a key cache that grows launch once.
+        """
         _, _, index, _, workspace_bytes, first, rest = self._ready
         params = first + bytes(_REST - _FIRST) + rest
         make_workspace = self._make_workspace if workspace_bytes else None

@@ -73,7 +73,7 @@ class Bound(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """Canonical results. `plan` is None when nothing was launched, or the output is not the kernel's own."""
+    """Canonical results. `plan` is None when nothing was launched, or on copies of inputs or of out."""
 
     out: torch.Tensor
     softmax_lse: torch.Tensor | None
@@ -89,14 +89,13 @@ class Prepared(NamedTuple):
     """
 
     plan: Plan
-    launcher: Any  # of the plan, or None: launcher.py
     empty_like: Callable[..., torch.Tensor]  # torch's; finding it by name would cost 0.1 µs more
     make_lse: Callable[[], torch.Tensor] | None
     out_stride: tuple[int, ...] | None
     out_shape: tuple[int, ...]
     p_dropout: float
     casts_mask: bool  # under torch.autocast
-    spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes
+    spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes; 0 unless the caller gave out
 
 
 def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
@@ -148,7 +147,8 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         result.copy_(written[..., : operands.head_dim_v])
     if drops_everything:
         result.zero_()
-    return Executed(result, lse, state, None if drops_everything else plan)
+    is_in_place = q is query and k is operands.key and v is operands.value and written is result
+    return Executed(result, lse, state, plan if is_in_place and not drops_everything else None)
 
 
 def make_plan(
@@ -178,7 +178,7 @@ def prepare(
     """
     operands = bound.operands
     read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
-    if executed.plan is None or not all(checks.is_loadable(canonical) for _, canonical in read):
+    if executed.plan is None:
         return None
     if lse is not None and checks.is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
         return None
@@ -191,14 +191,15 @@ def prepare(
     is_like_query = out.shape == inputs.query.shape and out.stride() == empty_like(inputs.query).stride()
     return Prepared(
         plan=executed.plan,
-        launcher=executed.plan.compiled(),
         empty_like=empty_like,
         make_lse=None if lse is None else _maker_of(lse),
         out_stride=None if is_like_query else out.stride(),
         out_shape=tuple(out.shape),
         p_dropout=bound.given.p_dropout,
         casts_mask=mask is not None and mask.is_floating_point() and mask.dtype != inputs.query.dtype,
-        spans=(
+        spans=(0, 0, 0, 0)
+        if inputs.out is None
+        else (
             results.span(inputs.query),
             results.span(inputs.key),
             results.span(inputs.value),
