@@ -123,11 +123,9 @@ def canonical_operands(
         raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
     if k.shape[rows] != v.shape[rows]:
         raise ArgumentError(f"value has seqlen {v.shape[rows]} (dimension {rows}); key has {k.shape[rows]}")
-    if not allow_meta and q.dim() == k.dim() == v.dim() == 4:
-        found = _operands_of_rank_4(q, k, v, enable_gqa=enable_gqa, layout=layout)
-        if found is not None:
-            return found
     rank = max(q.dim(), k.dim(), v.dim())
+    if not allow_meta and (found := _operands_of_rank_4(tensors, enable_gqa=enable_gqa, layout=layout)):
+        return found
     padded = [layout.swapped(_at_least_rank(tensor, max(rank, 4))) for tensor in (q, k, v)]
     batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
     heads_q, heads_kv = _broadcast_heads(
@@ -149,21 +147,17 @@ def canonical_operands(
 
 
 def _operands_of_rank_4(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, enable_gqa: bool, layout: Layout
+    tensors: dict[str, torch.Tensor], *, enable_gqa: bool, layout: Layout
 ) -> Operands | None:
     """What most calls come to, in a third of the time: nothing to broadcast, and no size too long."""
-    q, k, v = layout.swapped(query), layout.swapped(key), layout.swapped(value)
-    batch, heads_q, rows, head_dim = q.shape
-    batch_k, heads_kv, keys, _ = k.shape
-    batch_v, heads_v, _, head_dim_v = v.shape
-    if (
-        batch == batch_k == batch_v
-        and heads_kv == heads_v
-        and (heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0))
-        and max(batch, heads_q, heads_kv, rows, keys, head_dim, head_dim_v) <= _INT32_MAX
-    ):
-        return Operands(q, k, v, (batch,), 4, layout)
-    return None
+    if any(tensor.dim() != 4 for tensor in tensors.values()):
+        return None
+    q, k, v = map(layout.swapped, tensors.values())
+    (batch, heads_q), (batch_k, heads_kv), (batch_v, heads_v) = q.shape[:2], k.shape[:2], v.shape[:2]
+    is_grouped = enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0
+    agree = batch == batch_k == batch_v and heads_kv == heads_v and (is_grouped or heads_q == heads_kv)
+    is_short = max(*q.shape, *k.shape, *v.shape) <= _INT32_MAX
+    return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
 
 
 def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None = None) -> Problem:
@@ -210,11 +204,9 @@ def kernel_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
     batches, heads, rows, dense = tensor.shape
     batch, head, row, _ = tensor.stride()
-    if rows <= 1:
-        row = dense
+    row = row if rows > 1 else dense
     dense = max(dense, row * rows)
-    if heads <= 1:
-        head = dense
+    head = head if heads > 1 else dense
     dense = max(dense, head * heads)
     return (batch if batches > 1 else dense), head, row
 
@@ -337,37 +329,32 @@ def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], lay
     q = tensors["query"]
     form = q.layout, q.device, q.dtype
     for name, tensor in tensors.items():
-        if tensor is not q and (tensor.layout, tensor.device, tensor.dtype) == form:
-            _check_rank(name, tensor, layout)
-            continue
-        if str(tensor.layout) != "torch.strided":
-            raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
-        if tensor.device.type not in devices:
-            raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
-        if tensor.device != q.device:
-            raise ArgumentTypeError(
-                f"{name} is on {tensor.device}; query is on {q.device}: all must share one device"
+        if tensor is q or (tensor.layout, tensor.device, tensor.dtype) != form:
+            _check_form(name, tensor, q, devices)
+        if tensor.dim() < (2 if layout is Layout.BHSD else 3):
+            allowed = (
+                "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
+                if layout is Layout.BHSD
+                else "[..., seqlen, heads, head_dim] with layout='bshd'"
             )
-        if dtype_name(tensor) not in _DTYPES:
-            raise ArgumentTypeError(
-                f"{name} has dtype {tensor.dtype}; allowed are torch.float16 and torch.bfloat16"
-            )
-        if tensor.dtype != q.dtype:
-            raise ArgumentTypeError(
-                f"{name} has dtype {tensor.dtype}; query has {q.dtype}: all must be the same"
-            )
-        _check_rank(name, tensor, layout)
+            raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed are {allowed}")
     check_no_grad(tensors)
 
 
-def _check_rank(name: str, tensor: torch.Tensor, layout: Layout) -> None:
-    if tensor.dim() < (2 if layout is Layout.BHSD else 3):
-        allowed = (
-            "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
-            if layout is Layout.BHSD
-            else "[..., seqlen, heads, head_dim] with layout='bshd'"
-        )
-        raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed are {allowed}")
+def _check_form(name: str, tensor: torch.Tensor, query: torch.Tensor, devices: tuple[str, ...]) -> None:
+    if str(tensor.layout) != "torch.strided":
+        raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
+    if tensor.device.type not in devices:
+        raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
+    if tensor.device != query.device:
+        found = f"{tensor.device}; query is on {query.device}"
+        raise ArgumentTypeError(f"{name} is on {found}: all must share one device")
+    if dtype_name(tensor) not in _DTYPES:
+        allowed = "torch.float16 and torch.bfloat16"
+        raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}")
+    if tensor.dtype != query.dtype:
+        found = f"{tensor.dtype}; query has {query.dtype}"
+        raise ArgumentTypeError(f"{name} has dtype {found}: all must be the same")
 
 
 def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
