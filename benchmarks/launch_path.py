@@ -9,7 +9,7 @@ median over the loops, `us_min` the least. Three groups:
 
     parts     what a call through Python consists of; they do not add up to it exactly, because Python's own
               steps between them are not listed
-    dry       whole calls that end in the library's checks: `sdpa_can_implement` stands in for `sdpa_launch`
+    dry       whole calls that end before the library: a function that does nothing stands in for its own
     launched  whole calls as they are, and torch's own beside them; only on a GPU, since on a CPU the kernel
               runs within the call
 
@@ -72,13 +72,12 @@ PARTS = (
     Step("parts", "looking a signature up", "cache[same_signature]"),
     Step("parts", "requires grad?", "q.requires_grad or k.requires_grad or v.requires_grad"),
     Step("parts", "allocating out", "torch.empty_like(q)"),
-    Step("parts", "the C struct", "pack(first, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, rest)"),
+    Step("parts", "the C struct", "pack(head, 1 << 46, 1 << 46, 1 << 46, 1 << 46, 0, 0, 0, rest)"),
     Step("parts", "an empty ctypes call", "kernel_count()"),
-    Step("parts", "the library's checks", "can_implement(index, params)"),
 )
 PARTS_ON_A_GPU = (
     Step("parts", "torch's current stream", "current_stream(device_index)"),
-    Step("parts", "sdpa_launch, everything ready", "sdpa_launch(index, params, device_index, stream)"),
+    Step("parts", "sdpa_plan_launch, everything ready", "launch_plan(native, addresses, stream)"),
 )
 _CALLS = {
     "plan.run": "{plan}.run(q, k, v, out)",
@@ -205,13 +204,13 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
     # Its own scale is written out: to the cache another signature, so dry plans never serve real calls.
     dry_scale = shape[-1] ** -0.5
     plan = sdpa_cutlass.plan(q, k, v)
-    real, current_stream, index, device_index, size, first, rest = plan._plan._ready
+    launch_plan, native, current_stream, device_index, size, rest = plan._plan._ready
     out = torch.empty_like(q)
     batch, heads, rows, head_dim = shape
     mask = torch.ones(batch, 1, 1, rows, dtype=torch.bool, device=device)
     packed = tuple(torch.randn(batch * rows, heads, head_dim, device=device).half() for _ in range(3))
     workspace, workspace_address = plan._plan._make_workspace(out, 0) if size else (None, 0)
-    addresses = (tensor.data_ptr() for tensor in (q, k, v, out))
+    words = (tensor.data_ptr() for tensor in (q, k, v, out))
     names = {
         "torch": torch, "F": F, "q": q, "k": k, "v": v, "out": out, "mask": mask, "packed": packed,
         "seqlens_k": torch.full((batch,), rows, dtype=torch.int32, device=device),
@@ -219,16 +218,13 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "attention": sdpa_cutlass.attention, "attention_varlen": sdpa_cutlass.attention_varlen,
         "scaled_dot_product_attention": sdpa_cutlass.scaled_dot_product_attention,
         "plan": plan, "dry_scale": dry_scale, "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
-        "signature_of": calls.signature_of, "pack": launch._pack, "first": first, "rest": rest,
-        "workspace": workspace, "index": index, "sdpa_launch": real,
-        "params": launch._pack(first, *addresses, 0, workspace_address, size, rest),
+        "signature_of": calls.signature_of, "pack": launch._pack, "head": launch._head, "rest": rest,
+        "workspace": workspace, "native": native, "launch_plan": launch_plan,
+        "addresses": launch._pack(launch._head, *words, 0, workspace_address, size, rest),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
-        "can_implement": _untyped(library, "sdpa_can_implement"),
         "current_stream": current_stream, "device_index": device_index,
         "stream": None if current_stream is None else launch._keep_stream(current_stream(info.index)),
     }  # fmt: skip
-    if names["can_implement"](index, names["params"]) != 0:
-        raise AssertionError(f"{plan} made a struct that the library refuses: {library.last_error()}")
     with _dry(library):
         names["dry_plan"] = sdpa_cutlass.plan(q, k, v, scale=dry_scale)
         for step in DRY:
@@ -250,13 +246,15 @@ def _untyped(library: Library, function: str) -> Any:
 
 @contextlib.contextmanager
 def _dry(library: Library) -> Iterator[None]:
-    """Plans made meanwhile end in the library's checks, which leave the further arguments alone."""
-    real = library.untyped_launch
-    library.untyped_launch = _untyped(library, "sdpa_can_implement")
+    """Plans made meanwhile launch nothing and succeed."""
+    real = library.launch_plan
+    library.launch_plan = ctypes.CDLL(None)[
+        "pthread_equal"
+    ]  # of a plan and addresses: 0, as a launch's success
     try:
         yield
     finally:
-        library.untyped_launch = real
+        library.launch_plan = real
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

@@ -28,7 +28,7 @@ from .errors import (
     UnsupportedError,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
@@ -89,6 +89,31 @@ class Params(ctypes.Structure):
     ]
 
 
+class Addresses(ctypes.Structure):
+    """struct sdpa_addresses: what the launches of a plan may differ in."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("softmax_lse", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("split_arrivals", c_void_p),
+        ("mask", c_void_p),
+        ("philox_seed", c_uint64),
+        ("philox_offset", c_uint64),
+        ("philox_state", c_void_p),
+        ("seqlens_q", c_void_p),
+        ("seqlens_k", c_void_p),
+        ("cu_seqlens_q", c_void_p),
+        ("cu_seqlens_k", c_void_p),
+    ]
+
+
 class RawKernelInfo(ctypes.Structure):
     """struct sdpa_kernel_info; registry.KernelInfo is its Python face."""
 
@@ -141,6 +166,9 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sdpa_can_implement": (c_int, (c_int, POINTER(Params))),
     "sdpa_workspace_bytes": (c_int, (c_int, POINTER(Params), POINTER(c_uint64))),
     "sdpa_launch": (c_int, (c_int, POINTER(Params), c_int, c_void_p)),
+    "sdpa_plan_make": (c_int, (c_int, POINTER(Params), c_int, POINTER(c_void_p))),
+    "sdpa_plan_launch": (c_int, (c_void_p, POINTER(Addresses), c_void_p)),
+    "sdpa_plan_free": (None, (c_void_p,)),
     "sdpa_kernel_occupancy": (c_int, (c_int, c_int, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32))),
     "sdpa_prepare": (c_int, (c_int, c_int)),
     "sdpa_host_configure": (c_int, (c_uint64, c_int32)),
@@ -171,16 +199,29 @@ class Occupancy:
     ctas_per_sm: int
 
 
+class NativePlan:
+    """An sdpa_plan, which is freed with this object. `address` must not be used any longer."""
+
+    __slots__ = ("_free", "address")
+
+    def __init__(self, address: c_void_p, free: Any) -> None:
+        self.address = address
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free(self.address)
+
+
 class Library:
     """A loaded library that passed the handshake. Methods raise the package's errors; all are thread-safe."""
 
-    def __init__(self, path: Path, functions: dict[str, Any], untyped_launch: Any, build: BuildInfo) -> None:
+    def __init__(self, path: Path, functions: dict[str, Any], launch_plan: Any, build: BuildInfo) -> None:
         self.path = path
         self.build = build
         self.launch_function = functions["sdpa_launch"]  # for callers that check the status themselves
-        self.untyped_launch = untyped_launch
-        """`launch_function` without argtypes, whose conversions take 0.2 µs. Takes index and device as ints,
-        a Params as `bytes` and the stream as a c_void_p or None: other pointers would be cut to 32 bits."""
+        self.launch_plan = launch_plan
+        """`sdpa_plan_launch` without argtypes, whose conversions take 0.2 µs. Takes a NativePlan's address,
+        Addresses as `bytes` and the stream as a c_void_p or None: other pointers would be cut to 32 bits."""
         self._functions = functions
 
     def last_error(self) -> str:
@@ -210,6 +251,14 @@ class Library:
         size = c_uint64()
         self._call("sdpa_workspace_bytes", "workspace size", index, ctypes.byref(params), ctypes.byref(size))
         return size.value
+
+    def make_plan(self, index: int, params: Params, device: int) -> NativePlan:
+        """Checks kernel `index` against `params` and loads it, for any number of launches."""
+        plan = c_void_p()
+        self._call(
+            "sdpa_plan_make", f"kernel row {index}", index, ctypes.byref(params), device, ctypes.byref(plan)
+        )
+        return NativePlan(plan, self._functions["sdpa_plan_free"])
 
     def prepare(self, index: int, device: int) -> None:
         """Loads kernel `index` onto `device`, so that a later launch neither compiles nor sets attributes."""
@@ -272,9 +321,9 @@ def load(path: Path, target: Target) -> Library:
         function.restype = result
         function.argtypes = arguments
         functions[name] = function
-    untyped_launch = handle["sdpa_launch"]
-    untyped_launch.restype = c_int
-    return Library(path, functions, untyped_launch, _handshake(path, target, functions))
+    launch_plan = handle["sdpa_plan_launch"]
+    launch_plan.restype = c_int
+    return Library(path, functions, launch_plan, _handshake(path, target, functions))
 
 
 def _handshake(path: Path, target: Target, functions: dict[str, Any]) -> BuildInfo:

@@ -1,9 +1,10 @@
 """A checked signature bound to its kernel: launching it writes addresses and calls the library, nothing else.
 
-The parameter struct is filled once and kept as bytes; a launch makes new bytes from them with its own
-addresses in place. Nothing that a call writes is shared, so any thread may launch any plan at any time, which
-matters because ctypes releases the GIL during the call. Tensors given to `launch` must have exactly the sizes
-and strides that the plan was made for; softmax_lse and every extra must be given or not as they were then.
+The library checks the problem once and keeps it as a plan of its own; a launch makes the bytes of its
+addresses and hands them over. Nothing that a call writes is shared, so any thread may launch any plan at any
+time, which matters because ctypes releases the GIL during the call. Tensors given to `launch` must have
+exactly the sizes and strides that the plan was made for; softmax_lse and every extra must be given or not as
+they were then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import launcher
-from ._c_api import Library, Params, library
+from ._c_api import Addresses, Library, Params, library
 from ._locate import Target
 from .checks import kernel_strides
 from .device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
 
 _WORKSPACE_ALIGNMENT = 256
 
-# sdpa_params in pieces. Those that change from call to call are words of 8 bytes: q, k, v, out, softmax_lse,
-# workspace and workspace_bytes; among the extras mask, then what `_extra_words` gives behind.
-_SIZE, _FIRST, _REST = ctypes.sizeof(Params), Params.q.offset, Params.split_arrivals.offset
-_MASK, _MASK_FORM = Params.mask.offset, Params.mask_stride.offset
-_PHILOX, _TOTALS = Params.philox_seed.offset, Params.total_q.offset
-_pack = struct.Struct(f"{_FIRST}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
-_pack_rest = struct.Struct(f"{_MASK - _REST}sP{_PHILOX - _MASK_FORM}s7P{_SIZE - _TOTALS}s").pack
+# sdpa_addresses in pieces: struct_size and what is reserved, the words from q to workspace_bytes, the rest.
+_HEAD, _REST = Addresses.q.offset, Addresses.split_arrivals.offset
+_SIZE = ctypes.sizeof(Addresses)
+_pack = struct.Struct(f"{_HEAD}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
+_pack_rest = struct.Struct("9P").pack  # split_arrivals, and what `_extra_words` gives
+_head = struct.pack("II", _SIZE, 0)
+_EXTRA_WORDS = (
+    *("mask", "philox_seed", "philox_offset", "philox_state"),
+    *("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k"),
+)
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, in each thread another stream
 _MAX_STREAMS = 1024
@@ -91,16 +95,13 @@ def make_params(
     )
     if extras.mask is not None:
         params.mask_stride = extras.mask.stride()
-    (
-        params.mask,
-        params.philox_seed, params.philox_offset, params.philox_state,
-        params.seqlens_q, params.seqlens_k, params.cu_seqlens_q, params.cu_seqlens_k,
-    ) = _extra_words(extras)  # fmt: skip
+    for name, word in zip(_EXTRA_WORDS, _extra_words(extras), strict=True):
+        setattr(params, name, word)
     return params
 
 
 def _extra_words(extras: Extras) -> tuple[int, ...]:
-    """The words of sdpa_params that extras set, in its order; 0 for what is not given."""
+    """What extras set of sdpa_addresses, in its order: _EXTRA_WORDS; 0 for what is not given."""
     mask, _, philox, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k = extras
     seed = offset = state = 0
     if isinstance(philox, PhiloxState):
@@ -135,18 +136,15 @@ class Plan:
         self.workspace_bytes = library.workspace_bytes(kernel.index, params)
         self._library = library
         self._device = device
-        image = bytes(params)
+        self._native = library.make_plan(kernel.index, params, device.index)
         self._ready = (
-            library.untyped_launch,
+            library.launch_plan,
+            self._native.address,
             stream_getter() if device.target is Target.CUDA else None,
-            kernel.index,
             device.index,
             self.workspace_bytes,
-            image[:_FIRST],
-            image[_REST:],
+            _pack_rest(0, *(getattr(params, name) or 0 for name in _EXTRA_WORDS)),
         )
-        self._fixed = image[_REST:_MASK], image[_MASK_FORM:_PHILOX], image[_TOTALS:]  # of the last piece
-        library.prepare(kernel.index, device.index)
 
     def launch(
         self,
@@ -162,11 +160,7 @@ class Plan:
         `out` [B, Hq, Sq, Dv] and, unless None, `softmax_lse` [B, Hq, Sq] float32 contiguous are overwritten.
         Without `extras`, those of `make_params` are used again. Raises LaunchError or HostCheckError.
         """
-        rest = None
-        if extras is not None:
-            start, mask_form, totals = self._fixed
-            mask, seed, offset, state, *lengths = _extra_words(extras)
-            rest = _pack_rest(start, mask, mask_form, seed, offset, state, *lengths, totals)
+        rest = None if extras is None else _pack_rest(0, *_extra_words(extras))
         self.launch_at(query.data_ptr(), key.data_ptr(), value.data_ptr(), out, softmax_lse, rest)
 
     def launch_at(
@@ -178,8 +172,8 @@ class Plan:
         softmax_lse: torch.Tensor | None,
         rest: bytes | None = None,
     ) -> None:
-        """`launch` for callers that have the addresses. `rest`: sdpa_params from split_arrivals on."""
-        launch, current_stream, index, device, workspace_bytes, first, known_rest = self._ready
+        """`launch` for callers that have the addresses. `rest`: sdpa_addresses from split_arrivals on."""
+        launch, native, current_stream, device, workspace_bytes, known_rest = self._ready
         workspace, address, handle, stream = None, 0, 0, None
         if current_stream is not None:
             handle = current_stream(device)
@@ -189,10 +183,10 @@ class Plan:
         if workspace_bytes:
             workspace, address = self._make_workspace(out, handle)
         lse = 0 if softmax_lse is None else softmax_lse.data_ptr()
-        params = _pack(
-            first, query, key, value, out.data_ptr(), lse, address, workspace_bytes, rest or known_rest,
+        addresses = _pack(
+            _head, query, key, value, out.data_ptr(), lse, address, workspace_bytes, rest or known_rest,
         )  # fmt: skip
-        status = launch(index, params, device, stream)
+        status = launch(native, addresses, stream)
         del workspace  # torch's allocator reuses it in stream order
         if status:
             self._library.check(status, str(self))
@@ -206,11 +200,11 @@ class Plan:
 
         Made when it is first asked for: most plans of a key cache that grows launch once.
         """
-        _, _, index, _, workspace_bytes, first, rest = self._ready
-        params = first + bytes(_REST - _FIRST) + rest
+        *_, workspace_bytes, rest = self._ready
+        addresses = _pack(_head, 0, 0, 0, 0, 0, 0, workspace_bytes, rest)
         make_workspace = self._make_workspace if workspace_bytes else None
         return launcher.make_launcher(
-            self._library, str(self), index, self._device, params, make_workspace, workspace_bytes
+            self._library, str(self), self._native, self._device, addresses, make_workspace
         )
 
     def _make_workspace(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int]:

@@ -17,14 +17,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, _locate
-from ._c_api import Library, Params
+from ._c_api import Library, NativePlan
 from ._locate import Target
 from .device import DeviceInfo
 
 if TYPE_CHECKING:
     import torch
 
-_INTERFACE = 3  # kInterface of native/launcher.c
+_INTERFACE = 4  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack
 
 
@@ -64,13 +64,12 @@ def is_used() -> bool:
 def make_launcher(
     library: Library,
     doing: str,
-    index: int,
+    plan: NativePlan,
     device: DeviceInfo,
-    params: bytes,
+    addresses: bytes,
     make_workspace: Callable[[torch.Tensor, int], tuple[object, int]] | None,
-    workspace_bytes: int,
 ) -> Any:
-    """A Launcher of kernel `index` with the struct `params`, or None where nothing compiled can serve.
+    """A Launcher of `plan` with an sdpa_addresses to begin with, or None where nothing compiled can serve.
 
     `doing` begins the message of a launch that fails. `make_workspace`, for kernels that need one, is called
     before each launch with out and the stream's handle: what to keep until it is queued, and the address.
@@ -89,17 +88,14 @@ def make_launcher(
         return found.Launcher(
             tensor_type=sys.modules["torch"].Tensor,
             exchange=table,
-            launch=ctypes.cast(library.untyped_launch, ctypes.c_void_p).value,
-            index=index,
+            launch=ctypes.cast(library.launch_plan, ctypes.c_void_p).value,
+            plan=plan.address.value,
+            owner=plan,
             device_type=_DEVICE_TYPES[device.target],
             device=device.index,
-            params=params,
-            addresses=Params.q.offset,
-            mask=Params.mask.offset,
-            extras=Params.philox_seed.offset,
+            addresses=addresses,
             fail=fail,
             make_workspace=make_workspace,
-            workspace_bytes=workspace_bytes,
         )
     except ValueError:  # torch speaks another DLPack
         return None

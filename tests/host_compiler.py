@@ -22,12 +22,15 @@ def compiler() -> str:
 
 
 def include_flags() -> list[str]:
-    """Include paths of CUTLASS and of the CUDA toolkit's wheels."""
+    """Include paths of CUTLASS, of the CUDA toolkit's wheels, and of the nvcc that is installed."""
     cutlass = importlib.util.find_spec("cutlass_library")
     nvidia = importlib.util.find_spec("nvidia")
     found = [Path(spec.origin).parent / "source" / "include" for spec in (cutlass,) if spec and spec.origin]
     for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
         found += [Path(folder) / "cu13" / "include", Path(folder) / "cu13" / "include" / "cccl"]
+    nvcc = shutil.which("nvcc")
+    if nvcc is not None:
+        found.append(Path(nvcc).resolve().parents[1] / "include")
     return [f"-isystem{path}" for path in found if path.is_dir()]
 
 

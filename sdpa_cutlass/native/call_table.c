@@ -215,24 +215,24 @@ static PyObject *table_add(PyObject *object, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
-/* 1 when `philox`, a pair of integers or a tensor of two, is in `extras`; 0 when it is neither; -1 with an exception. */
-static int set_philox(const Launcher *launcher, PyObject *philox, Extras *extras) {
+/* 1 when `philox`, a pair of integers or a tensor of two, is in `addresses`; 0 when it is neither; -1 with an
+ * exception. */
+static int set_philox(const Launcher *launcher, PyObject *philox, sdpa_addresses *addresses) {
   DLTensor view;
   if (view_tensor(launcher, philox, &view)) {
-    extras->philox_state = address_of(&view);
+    addresses->philox_state = address_of(&view);
     return 1;
   }
   if (!PyTuple_Check(philox)) return 0;
   unsigned long long seed, offset;
   if (!PyArg_ParseTuple(philox, "KK", &seed, &offset)) return -1;
-  extras->philox_seed = seed;
-  extras->philox_offset = offset;
+  addresses->philox_seed = seed;
+  addresses->philox_offset = offset;
   return 1;
 }
 
 /* (out, softmax_lse or None, philox); None when the caller has to do it all; null with an exception. */
-static PyObject *make_and_launch(const Call *call, const Arguments *given, Addresses addresses, const void *mask,
-                                 Extras extras) {
+static PyObject *make_and_launch(const Call *call, const Arguments *given, sdpa_addresses *addresses) {
   DLTensor view;
   PyObject *out = given->tensors[kOut], *lse = NULL, *drawn = NULL, *result = NULL;
   if (call->has[kOut]) {
@@ -241,21 +241,21 @@ static PyObject *make_and_launch(const Call *call, const Arguments *given, Addre
     out = PyObject_CallFunctionObjArgs(call->make_out, given->tensors[kQuery], NULL);
     if (out == NULL) return NULL;
     if (!view_tensor(call->launcher, out, &view)) goto unknown;
-    addresses.out = address_of(&view);
+    addresses->out = address_of(&view);
   }
   if (call->make_lse != Py_None) {
     lse = PyObject_CallFunctionObjArgs(call->make_lse, NULL);
     if (lse == NULL) goto done;
     if (!view_tensor(call->launcher, lse, &view)) goto unknown;
-    addresses.softmax_lse = address_of(&view);
+    addresses->softmax_lse = address_of(&view);
   }
   if (call->draw != Py_None) {
     drawn = PyObject_CallFunctionObjArgs(call->draw, NULL);
-    const int is_set = drawn == NULL ? -1 : set_philox(call->launcher, drawn, &extras);
+    const int is_set = drawn == NULL ? -1 : set_philox(call->launcher, drawn, addresses);
     if (is_set < 0) goto done;
     if (is_set == 0) goto unknown;
   }
-  if (launch(call->launcher, addresses, mask, &extras, out) == 0 &&
+  if (launch(call->launcher, addresses, out) == 0 &&
       (!call->has[kOut] || tell_written(out, Py_None) == 0))
     result = PyTuple_Pack(3, out, lse == NULL ? Py_None : lse, drawn == NULL ? call->undrawn : drawn);
   goto done;
@@ -293,10 +293,19 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
   const int needs_look = needs_a_look(call, &given);
   PyObject *result = NULL;
   if (needs_look == 0) {
-    const Addresses addresses = {.q = starts[kQuery], .k = starts[kKey], .v = starts[kValue], .out = starts[kOut]};
-    const Extras extras = {.seqlens_q = starts[kSeqlensQ], .seqlens_k = starts[kSeqlensK],
-                           .cu_seqlens_q = starts[kCuSeqlensQ], .cu_seqlens_k = starts[kCuSeqlensK]};
-    result = make_and_launch(call, &given, addresses, starts[kMask], extras);
+    sdpa_addresses addresses = call->launcher->addresses;
+    addresses.q = starts[kQuery];
+    addresses.k = starts[kKey];
+    addresses.v = starts[kValue];
+    addresses.out = starts[kOut];
+    addresses.mask = starts[kMask];
+    addresses.philox_seed = addresses.philox_offset = 0;
+    addresses.philox_state = NULL;
+    addresses.seqlens_q = (const int32_t *)starts[kSeqlensQ];
+    addresses.seqlens_k = (const int32_t *)starts[kSeqlensK];
+    addresses.cu_seqlens_q = (const int32_t *)starts[kCuSeqlensQ];
+    addresses.cu_seqlens_k = (const int32_t *)starts[kCuSeqlensK];
+    result = make_and_launch(call, &given, &addresses);
   } else if (needs_look > 0) {
     result = kept(Py_None);
   }

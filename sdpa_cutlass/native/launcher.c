@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { kInterface = 3 }; /* of the module's two types; launcher.py has the same */
+enum { kInterface = 4 }; /* of the module's two types; launcher.py has the same */
 
 PyTypeObject *launcher_type;
 
@@ -16,32 +16,22 @@ static const DLExchange *exchange_of(PyObject *capsule) {
   return NULL;
 }
 
-/* False with an exception when `size` bytes at `offset` are not all within params. */
-static bool lies_in(Py_ssize_t params_size, const char *name, Py_ssize_t offset, size_t size) {
-  if (offset >= 0 && offset <= params_size - (Py_ssize_t)size) return true;
-  PyErr_Format(PyExc_ValueError, "%s is %zd; it needs %zu of params' %zd bytes", name, offset, size, params_size);
-  return false;
-}
-
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"tensor_type", "exchange", "launch", "index", "device_type",    "device",          "params",
-                          "addresses",   "mask",     "extras", "fail",  "make_workspace", "workspace_bytes", NULL};
-  PyObject *tensor_type, *capsule, *fail, *make_workspace;
-  unsigned long long launch, workspace_bytes;
-  int index, device_type, device;
-  const char *params;
-  Py_ssize_t params_size, addresses, mask, extras;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKiiiy#nnnOOK", names, &tensor_type, &capsule, &launch, &index,
-                                   &device_type, &device, &params, &params_size, &addresses, &mask, &extras, &fail,
-                                   &make_workspace, &workspace_bytes))
+  static char *names[] = {"tensor_type", "exchange",  "launch", "plan",           "owner", "device_type",
+                          "device",      "addresses", "fail",   "make_workspace", NULL};
+  PyObject *tensor_type, *capsule, *owner, *fail, *make_workspace;
+  unsigned long long launch, plan;
+  int device_type, device;
+  const char *addresses;
+  Py_ssize_t addresses_size;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKOiiy#OO", names, &tensor_type, &capsule, &launch, &plan, &owner,
+                                   &device_type, &device, &addresses, &addresses_size, &fail, &make_workspace))
     return NULL;
   const DLExchange *const exchange = exchange_of(capsule);
   if (exchange == NULL) return NULL;
-  if (params_size > kMaxParams)
-    return PyErr_Format(PyExc_ValueError, "params has %zd bytes; allowed are at most %d", params_size, (int)kMaxParams);
-  if (!lies_in(params_size, "addresses", addresses, sizeof(Addresses)) ||
-      !lies_in(params_size, "mask", mask, sizeof(void *)) || !lies_in(params_size, "extras", extras, sizeof(Extras)))
-    return NULL;
+  if (addresses_size != (Py_ssize_t)sizeof(sdpa_addresses))
+    return PyErr_Format(PyExc_ValueError, "addresses has %zd bytes; allowed are %zu", addresses_size,
+                        sizeof(sdpa_addresses));
   if (device_type != kDLCPU && device_type != kDLCUDA)
     return PyErr_Format(PyExc_ValueError, "device_type is %d; allowed are %d (CPU) and %d (CUDA)", device_type,
                         (int)kDLCPU, (int)kDLCUDA);
@@ -49,22 +39,19 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
   Launcher *self = (Launcher *)allocate(type, 0);
   if (self == NULL) return NULL;
   Py_INCREF(tensor_type);
+  Py_INCREF(owner);
   Py_INCREF(fail);
   Py_INCREF(make_workspace);
   self->tensor_type = tensor_type;
   self->exchange = exchange;
   self->launch = (LaunchFunction)(uintptr_t)launch;
-  self->index = index;
+  self->plan = (const sdpa_plan *)(uintptr_t)plan;
+  self->owner = owner;
   self->device_type = device_type;
   self->device = device;
-  self->params_size = params_size;
-  self->addresses = addresses;
-  self->mask = mask;
-  self->extras = extras;
-  memcpy(self->params, params, (size_t)params_size);
+  memcpy(&self->addresses, addresses, sizeof(sdpa_addresses));
   self->fail = fail;
   self->make_workspace = make_workspace;
-  self->workspace_bytes = workspace_bytes;
   return (PyObject *)self;
 }
 
@@ -72,6 +59,7 @@ static void launcher_dealloc(PyObject *object) {
   Launcher *self = (Launcher *)object;
   PyTypeObject *type = Py_TYPE(object);
   Py_XDECREF(self->tensor_type);
+  Py_XDECREF(self->owner);
   Py_XDECREF(self->fail);
   Py_XDECREF(self->make_workspace);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -85,7 +73,7 @@ bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view) {
   return false;
 }
 
-int launch(const Launcher *self, Addresses addresses, const void *mask, const Extras *extras, PyObject *out) {
+int launch(const Launcher *self, sdpa_addresses *addresses, PyObject *out) {
   void *stream = NULL;
   if (self->device_type == kDLCUDA &&
       self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
@@ -100,18 +88,10 @@ int launch(const Launcher *self, Addresses addresses, const void *mask, const Ex
       Py_DECREF(workspace);
       return -1;
     }
-    addresses.workspace = address;
-  }
-  addresses.workspace_bytes = self->workspace_bytes;
-  unsigned char params[kMaxParams];
-  memcpy(params, self->params, (size_t)self->params_size);
-  memcpy(params + self->addresses, &addresses, sizeof(addresses));
-  if (extras != NULL) {
-    memcpy(params + self->mask, &mask, sizeof(mask));
-    memcpy(params + self->extras, extras, sizeof(*extras));
+    addresses->workspace = (void *)(uintptr_t)address;
   }
   PyThreadState *const state = PyEval_SaveThread();
-  const int status = self->launch(self->index, params, self->device, stream);
+  const int status = self->launch(self->plan, addresses, stream);
   PyEval_RestoreThread(state);
   Py_XDECREF(workspace); /* torch's allocator reuses it in the order of the stream */
   if (status == 0) return 0;
@@ -136,12 +116,13 @@ static PyObject *launcher_run(PyObject *object, PyObject *const *args, Py_ssize_
     if (address_of(&views[i]) == NULL) Py_RETURN_FALSE;
   const bool has_lse = args[4] != Py_None;
   if (has_lse && !view_tensor(self, args[4], &views[4])) Py_RETURN_FALSE;
-  const Addresses addresses = {.q = address_of(&views[0]),
-                               .k = address_of(&views[1]),
-                               .v = address_of(&views[2]),
-                               .out = address_of(&views[3]),
-                               .softmax_lse = has_lse ? address_of(&views[4]) : NULL};
-  if (launch(self, addresses, NULL, NULL, args[3]) != 0 || tell_written(args[3], args[4]) != 0) return NULL;
+  sdpa_addresses addresses = self->addresses;
+  addresses.q = address_of(&views[0]);
+  addresses.k = address_of(&views[1]);
+  addresses.v = address_of(&views[2]);
+  addresses.out = address_of(&views[3]);
+  addresses.softmax_lse = has_lse ? address_of(&views[4]) : NULL;
+  if (launch(self, &addresses, args[3]) != 0 || tell_written(args[3], args[4]) != 0) return NULL;
   Py_RETURN_TRUE;
 }
 

@@ -3,12 +3,12 @@
  * Tensors are read through DLPack's C exchange interface (DLPack 1.x, `__dlpack_c_exchange_api__` of a tensor type),
  * so this file needs neither torch nor CUDA to be built, and one file serves every CPython from 3.10 on (stable ABI).
  *
- *   Launcher    a plan: sdpa_params as bytes, and where it goes. run() writes addresses and calls sdpa_launch.
+ *   Launcher    a plan of the library's. run() writes addresses and calls sdpa_plan_launch.
  *   CallTable   the latest signatures. call() finds one, makes the results and launches; whatever it does not know,
  *               or must not decide, it leaves to the caller by returning None, before anything has happened.
  *   watch       what both ask of torch in each call, and tell it: torch_state.c.
  *
- * The GIL is released while the library works. What a call uses meanwhile is its own: a copy of the struct, and
+ * The GIL is released while the library works. What a call uses meanwhile is its own: a struct of addresses, and
  * references to all that other threads might drop from the table.
  */
 #ifndef SDPA_CUTLASS_NATIVE_LAUNCHER_H
@@ -19,6 +19,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "sdpa/c_api.h"
 
 /* DLPack 1.x, as far as it is used. */
 enum { kDLCPU = 1, kDLCUDA = 2, kDLBool = 6, kDLPackMajor = 1 };
@@ -54,38 +56,21 @@ typedef struct DLExchange {
   int (*current_stream)(int32_t device_type, int32_t device, void **stream);
 } DLExchange;
 
-typedef int (*LaunchFunction)(int index, const void *params, int device, void *stream);
-
-enum { kMaxParams = 1024 };
+typedef int (*LaunchFunction)(const sdpa_plan *plan, const sdpa_addresses *addresses, void *stream);
 
 typedef struct {
   PyObject_HEAD
   PyObject *tensor_type;
   const DLExchange *exchange;
   LaunchFunction launch;
-  int index;
+  const sdpa_plan *plan;
+  PyObject *owner; /* keeps the plan */
   int32_t device_type;
-  int device;
-  Py_ssize_t params_size;
-  Py_ssize_t addresses, mask, extras; /* where Addresses, the address of the mask and Extras lie in params */
-  unsigned char params[kMaxParams];
-  PyObject *fail; /* status -> raises */
+  int32_t device;
+  sdpa_addresses addresses; /* what a launch does not write: the options and lengths that the plan was made with */
+  PyObject *fail;           /* status -> raises */
   PyObject *make_workspace; /* (out, stream) -> (what to keep until the launch is queued, its address), or None */
-  uint64_t workspace_bytes;
 } Launcher;
-
-/* The words of sdpa_params that change from call to call. */
-typedef struct {
-  const void *q, *k, *v;
-  void *out, *softmax_lse;
-  uint64_t workspace, workspace_bytes;
-} Addresses;
-
-/* Those of general kernels; null or 0 where a call has none. `mask` lies by itself. */
-typedef struct {
-  uint64_t philox_seed, philox_offset;
-  const void *philox_state, *seqlens_q, *seqlens_k, *cu_seqlens_q, *cu_seqlens_k;
-} Extras;
 
 /* The type of a Launcher, once the module is there. */
 extern PyTypeObject *launcher_type;
@@ -113,8 +98,8 @@ int tell_written(PyObject *out, PyObject *lse);
 /* The module's function of this name. */
 PyObject *watch(PyObject *module, PyObject *args);
 
-/* Returns 0, or -1 with an exception. Without `extras`, mask and extras are those of the plan. `out` is for the
+/* Launches at `addresses`, to which it adds the workspace. Returns 0, or -1 with an exception. `out` is for the
  * launcher's `make_workspace`. */
-int launch(const Launcher *self, Addresses addresses, const void *mask, const Extras *extras, PyObject *out);
+int launch(const Launcher *self, sdpa_addresses *addresses, PyObject *out);
 
 #endif

@@ -31,6 +31,7 @@ Status make_status(sdpa_status code, const char *format, ...) {
 namespace {
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
+constexpr size_t kMaskBytes[] = {1, 1, 2, 2, 4};  // by sdpa_mask_type
 
 thread_local char last_error[sizeof(Status::message)] = "";
 
@@ -143,7 +144,6 @@ Status check_options(const sdpa_params &params) {
   if (params.total_q < 0 || params.total_k < 0)
     return make_status(SDPA_INVALID_ARGUMENT, "total_q is %d and total_k %d; they must be at least 0", params.total_q,
                        params.total_k);
-  constexpr size_t kMaskBytes[] = {1, 1, 2, 2, 4};
   const struct {
     const char *name;
     const void *pointer;
@@ -264,12 +264,83 @@ Status check_device(int device) {
   return make_status(SDPA_INVALID_ARGUMENT, "device is %d; it must be a device ordinal, 0 or more", device);
 }
 
+sdpa_params with_addresses(sdpa_params params, const sdpa_addresses &addresses) {
+  params.q = addresses.q;
+  params.k = addresses.k;
+  params.v = addresses.v;
+  params.out = addresses.out;
+  params.softmax_lse = addresses.softmax_lse;
+  params.workspace = addresses.workspace;
+  params.workspace_bytes = addresses.workspace_bytes;
+  params.split_arrivals = addresses.split_arrivals;
+  params.mask = addresses.mask;
+  params.philox_seed = addresses.philox_seed;
+  params.philox_offset = addresses.philox_offset;
+  params.philox_state = addresses.philox_state;
+  params.seqlens_q = addresses.seqlens_q;
+  params.seqlens_k = addresses.seqlens_k;
+  params.cu_seqlens_q = addresses.cu_seqlens_q;
+  params.cu_seqlens_k = addresses.cu_seqlens_k;
+  return params;
+}
+
 // Whatever went wrong while it ran: say for which kernel and problem.
 Status with_problem(Status status, const KernelRow &row, const sdpa_params &params) {
   const Status plain = status;
   return make_status(plain.code, "%.480s [%s: batch %d, num_heads_q %d, num_heads_kv %d, seqlen_q %d, seqlen_k %d]",
                      plain.message, row.info.name, params.batch, params.num_heads_q, params.num_heads_kv,
                      params.seqlen_q, params.seqlen_k);
+}
+
+// What is optional and given: a bit each.
+template <class Fields>
+uint32_t given_options(const Fields &fields) {
+  uint32_t bits = 0;
+  for (const void *const pointer : {static_cast<const void *>(fields.softmax_lse), fields.mask,
+                                    static_cast<const void *>(fields.seqlens_q),
+                                    static_cast<const void *>(fields.seqlens_k),
+                                    static_cast<const void *>(fields.cu_seqlens_q),
+                                    static_cast<const void *>(fields.cu_seqlens_k)})
+    bits = bits << 1 | (pointer != nullptr);
+  return bits;
+}
+
+}  // namespace
+}  // namespace sdpa
+
+struct sdpa_plan {
+  int index;
+  const sdpa::KernelRow *row;
+  int device;
+  sdpa_params params;  // its addresses are those of no launch
+  uint64_t workspace_bytes;
+  uint32_t given;  // given_options
+};
+
+namespace sdpa {
+namespace {
+
+// Whether nothing is wrong with the addresses: one look at all of them. check_addresses says what is.
+bool are_fine(const sdpa_plan &plan, const sdpa_addresses &given) {
+  const auto bits = [](auto... pointers) { return (reinterpret_cast<uintptr_t>(pointers) | ...); };
+  const bool is_there = given.q != nullptr && given.k != nullptr && given.v != nullptr && given.out != nullptr;
+  const uintptr_t tensors = bits(given.q, given.k, given.v, given.out) % 16;
+  const uintptr_t words = bits(given.softmax_lse, given.split_arrivals, given.seqlens_q, given.seqlens_k,
+                               given.cu_seqlens_q, given.cu_seqlens_k) % 4;
+  const uintptr_t others = bits(given.philox_state) % 8 | bits(given.mask) % kMaskBytes[plan.params.mask_type];
+  const bool has_room = plan.workspace_bytes == 0 ||
+                        (given.workspace != nullptr && given.workspace_bytes >= plan.workspace_bytes &&
+                         bits(given.workspace) % kWorkspaceAlignment == 0);
+  return is_there && has_room && (tensors | words | others) == 0 && given_options(given) == plan.given;
+}
+
+Status check_addresses(const sdpa_plan &plan, const sdpa_params &params) {
+  Status status = check_problem(*plan.row, params);
+  if (status.ok()) status = check_pointers(*plan.row, params);
+  if (!status.ok() || given_options(params) == plan.given) return status;
+  return make_status(SDPA_INVALID_ARGUMENT,
+                     "addresses: softmax_lse, mask, seqlens and cu_seqlens must be null exactly where they were when "
+                     "the plan was made");
 }
 
 }  // namespace
@@ -345,6 +416,37 @@ int sdpa_launch(int index, const sdpa_params *params, int device, void *stream) 
     return status.ok() ? status : sdpa::with_problem(status, *row, *params);
   });
 }
+
+int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (plan == nullptr) return sdpa::null_argument("plan");
+    *plan = nullptr;
+    const KernelRow *row = nullptr;
+    Status status = sdpa::find_and_check(index, params, row);
+    if (status.ok()) status = sdpa::check_device(device);
+    if (status.ok()) status = sdpa::backend::prepare(index, *row, device);
+    if (!status.ok()) return status;
+    const uint64_t bytes = sdpa::workspace_bytes(*row, *params);
+    *plan = new sdpa_plan{index, row, device, *params, bytes, sdpa::given_options(*params)};
+    return status;
+  });
+}
+
+int sdpa_plan_launch(const sdpa_plan *plan, const sdpa_addresses *addresses, void *stream) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (plan == nullptr) return sdpa::null_argument("plan");
+    if (addresses == nullptr) return sdpa::null_argument("addresses");
+    Status status = sdpa::check_size("addresses", addresses->struct_size, sizeof(sdpa_addresses));
+    if (!status.ok()) return status;
+    const sdpa_params params = sdpa::with_addresses(plan->params, *addresses);
+    if (!sdpa::are_fine(*plan, *addresses)) status = sdpa::check_addresses(*plan, params);
+    if (!status.ok()) return status;
+    status = sdpa::backend::launch(plan->index, *plan->row, params, plan->device, stream);
+    return status.ok() ? status : sdpa::with_problem(status, *plan->row, params);
+  });
+}
+
+void sdpa_plan_free(sdpa_plan *plan) { delete plan; }
 
 int sdpa_kernel_occupancy(int index, int device, int32_t *registers, int32_t *local_bytes, int32_t *ctas_per_sm) {
   return sdpa::guarded(__func__, [&]() -> Status {

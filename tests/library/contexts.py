@@ -237,7 +237,8 @@ def func_vmap_of_grad(call: Call, example: Tensors, inputs: Tensors) -> torch.Te
 @context("`torch.func.grad` of `torch.func.vmap`", REFUSED, REFUSED, TORCHS, REFUSED)
 def func_grad_of_vmap(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
     batched = torch.func.vmap(lambda q: call(q, *inputs[1:]))
-    return torch.func.grad(lambda q: batched(q).float().sum())(inputs[0][None])[0]
+    with _only_math():  # the gradients of torch 2.11's batched memory-efficient kernel are arbitrary
+        return torch.func.grad(lambda q: batched(q).float().sum())(inputs[0][None])[0]
 
 
 @context("`torch.func.functionalize`", RIGHT, RIGHT, TORCHS, REFUSED)

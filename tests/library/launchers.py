@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from sdpa_cutlass import launcher
-from sdpa_cutlass._c_api import Params
+from sdpa_cutlass._c_api import Addresses
 from tests.library.reference import rand
 
 SHAPE = (1, 2, 9, 64)
-LaunchFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+PLAN = 2**47 + 8
+LaunchFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def qkv(device: str, seed: int = 0) -> list[torch.Tensor]:
@@ -24,13 +25,13 @@ class Recorder:
     """A launch function of C that keeps what it is given, and returns `status`."""
 
     def __init__(self, status: int = 0) -> None:
-        self.seen: list[tuple[int, Params, int, int | None]] = []
+        self.seen: list[tuple[int | None, Addresses, int | None]] = []
         self._status = status
         self.function = LaunchFunction(self._launch)
 
-    def _launch(self, index: int, params: int, device: int, stream: int | None) -> int:
-        copied = Params.from_buffer_copy(ctypes.string_at(params, ctypes.sizeof(Params)))
-        self.seen.append((index, copied, device, stream))
+    def _launch(self, plan: int | None, addresses: int, stream: int | None) -> int:
+        copied = Addresses.from_buffer_copy(ctypes.string_at(addresses, ctypes.sizeof(Addresses)))
+        self.seen.append((plan, copied, stream))
         return self._status
 
     def launcher(self, module: ModuleType, **changes: Any) -> Any:
@@ -39,16 +40,13 @@ class Recorder:
             "tensor_type": torch.Tensor,
             "exchange": launcher.exchange(),
             "launch": ctypes.cast(self.function, ctypes.c_void_p).value,
-            "index": 7,
+            "plan": PLAN,
+            "owner": None,
             "device_type": 1,
             "device": 0,
-            "params": bytes(Params(struct_size=5, seqlen_q=9)),
-            "addresses": Params.q.offset,
-            "mask": Params.mask.offset,
-            "extras": Params.philox_seed.offset,
+            "addresses": bytes(Addresses(struct_size=5, workspace_bytes=9)),
             "fail": None,
             "make_workspace": None,
-            "workspace_bytes": 0,
         }
         return module.Launcher(**options | changes)
 

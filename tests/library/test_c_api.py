@@ -27,12 +27,18 @@ _TYPES = {
     "uint32_t *": ctypes.c_void_p,
     "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
+    "void": None,
     "const sdpa_params *": ctypes.POINTER(_c_api.Params),
+    "const sdpa_addresses *": ctypes.POINTER(_c_api.Addresses),
+    "sdpa_plan *": ctypes.c_void_p,
+    "const sdpa_plan *": ctypes.c_void_p,
+    "sdpa_plan **": ctypes.POINTER(ctypes.c_void_p),
     "sdpa_kernel_info *": ctypes.POINTER(_c_api.RawKernelInfo),
     "sdpa_build_info *": ctypes.POINTER(_c_api.RawBuildInfo),
 }
 STRUCTS = {
     "sdpa_params": _c_api.Params,
+    "sdpa_addresses": _c_api.Addresses,
     "sdpa_kernel_info": _c_api.RawKernelInfo,
     "sdpa_build_info": _c_api.RawBuildInfo,
 }

@@ -150,10 +150,10 @@ def test_extras_are_told_apart_and_have_words_of_their_own(module: ModuleType) -
         assert table.call(extras=given[:count]) is None
         assert table.add(table.tensors, None, *given[:count], make_out=torch.empty_like)
         assert table.call(extras=(*given[:5], int("1000"), int("2000"))[:count]) is not None
-        params = table.recorder.seen[-1][1]
+        sent = table.recorder.seen[-1][1]
         addresses = [t.data_ptr() for t in given[:count] if isinstance(t, torch.Tensor)]
-        assert [getattr(params, name) or 0 for name in names] == addresses + [0] * (5 - len(addresses))
-        assert (params.philox_seed, params.philox_offset, params.philox_state) == (0, 0, None)
+        assert [getattr(sent, name) or 0 for name in names] == addresses + [0] * (5 - len(addresses))
+        assert (sent.philox_seed, sent.philox_offset, sent.philox_state) == (0, 0, None)
     seen = len(table.recorder.seen)
     for place, other in enumerate((mask[:8], *(other[:1] for other in others), 1001, 2001.0)):
         changed = (*given[:place], other, *given[place + 1 :])
@@ -198,7 +198,7 @@ def test_random_bits_are_drawn_for_each_call(module: ModuleType) -> None:
     assert table.call() is None
     with pytest.raises(IndexError, match="pop from empty list"):
         table.call()
-    first, second = (params for _, params, _, _ in table.recorder.seen)
+    first, second = (addresses for _, addresses, _ in table.recorder.seen)
     assert (first.philox_seed, first.philox_offset, first.philox_state) == (2**64 - 1, 2**63, None)
     assert (second.philox_seed, second.philox_offset, second.philox_state) == (0, 0, state.data_ptr())
 

@@ -33,8 +33,8 @@ from sdpa_cutlass import (
     plan,
     unfused_attention,
 )
-from sdpa_cutlass._c_api import Params
-from tests.library.launchers import SHAPE, Recorder, Subclass, qkv
+from sdpa_cutlass._c_api import Addresses
+from tests.library.launchers import PLAN, SHAPE, Recorder, Subclass, qkv
 from tests.library.reference import rand
 
 pytestmark = pytest.mark.usefixtures("_compiled_only")
@@ -94,23 +94,23 @@ def test_the_struct_has_the_calls_addresses_and_nothing_else_of_it(module: Modul
         asked.append((written, stream))
         return None, 2**63 + 256
 
-    made = recorder.launcher(module, params=bytes(Params(struct_size=5, seqlen_q=9, num_splits=3)))
+    made = recorder.launcher(module)
     assert made.run(q, k, v, out, lse) is True
     assert made.run(q, k, v, out, None) is True
-    with_workspace = recorder.launcher(module, make_workspace=make_workspace, workspace_bytes=2**40)
+    kept = bytes(Addresses(struct_size=5, workspace_bytes=2**40, mask=64, seqlens_k=128, philox_seed=3))
+    with_workspace = recorder.launcher(module, make_workspace=make_workspace, addresses=kept)
     assert with_workspace.run(q, k, v, out, lse) is True
-    addresses = {"q": q, "k": k, "v": v, "out": out}
-    for index, params, device, stream in recorder.seen:
-        assert (index, device, stream) == (7, 0, None)
-        assert {name: getattr(params, name) for name in addresses} == {
-            name: tensor.data_ptr() for name, tensor in addresses.items()
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    for plan_address, addresses, stream in recorder.seen:
+        assert (plan_address, stream, addresses.struct_size) == (PLAN, None, 5)
+        assert {name: getattr(addresses, name) for name in tensors} == {
+            name: tensor.data_ptr() for name, tensor in tensors.items()
         }
-        assert (params.struct_size, params.seqlen_q) == (5, 9)
-    first, second, third = (params for _, params, _, _ in recorder.seen)
+    first, second, third = (addresses for _, addresses, _ in recorder.seen)
     assert (first.softmax_lse, second.softmax_lse) == (lse.data_ptr(), None)
-    assert (first.workspace, first.workspace_bytes, first.split_arrivals) == (None, 0, None)
+    assert (first.workspace, first.workspace_bytes, first.split_arrivals) == (None, 9, None)
     assert (third.workspace, third.workspace_bytes, third.split_arrivals) == (2**63 + 256, 2**40, None)
-    assert first.num_splits == 3
+    assert (third.mask, third.seqlens_k, third.philox_seed) == (64, 128, 3)
     assert len(asked) == 1
     assert asked[0][0] is out
     assert asked[0][1] == 0
@@ -161,10 +161,8 @@ def test_a_failed_launch_says_what_failed(module: ModuleType) -> None:
 
 def test_the_plans_failure_names_kernel_and_problem(device: str) -> None:
     bound = plan(*qkv(device))._plan
-    refused = Params(struct_size=1)
-    made = launcher.make_launcher(
-        bound._library, str(bound), bound.kernel.index, bound._device, bytes(refused), None, 0
-    )
+    refused = bytes(Addresses(struct_size=1))
+    made = launcher.make_launcher(bound._library, str(bound), bound._native, bound._device, refused, None)
     q, k, v = qkv(device)
     with pytest.raises(Exception, match=rf"{bound.kernel.name} on .*struct_size is 1"):
         made.run(q, k, v, torch.empty_like(q), None)
@@ -187,15 +185,11 @@ def test_a_workspace_that_cannot_be_made_is_the_callers_to_know(module: ModuleTy
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"params": bytes(2000)}, "params has 2000 bytes"),
-        ({"params": bytes(64), "addresses": 16}, "addresses is 16"),
-        ({"addresses": -8}, "addresses is -8"),
-        ({"mask": len(bytes(Params())) - 7}, "mask is .*; it needs 8 of params'"),
-        ({"extras": len(bytes(Params())) - 55}, "extras is .*; it needs 56 of params'"),
+        ({"addresses": bytes(135)}, "addresses has 135 bytes; allowed are 136"),
         ({"device_type": 3}, "device_type is 3; allowed are 1"),
         ({"exchange": 5}, "PyCapsule_GetPointer"),
     ],
-    ids=["params", "addresses", "negative", "mask", "extras", "device_type", "exchange"],
+    ids=["addresses", "device_type", "exchange"],
 )
 def test_a_launcher_of_nonsense_is_not_made(
     changes: dict[str, Any], message: str, module: ModuleType

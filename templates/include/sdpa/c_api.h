@@ -1,4 +1,4 @@
-/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: ten functions and three plain structs.
+/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: thirteen functions and four plain structs.
  *
  *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask)) V
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
@@ -8,6 +8,7 @@
  * Every function that can fail returns an sdpa_status; sdpa_last_error() explains the calling thread's last failure.
  * All pointers are device pointers in the CUDA library and ordinary ones in the host library. Every launch can be
  * captured in a CUDA graph. Device memory is allocated for split_arrivals alone: 1 MiB a time, at most 16 a device.
+ * Any thread may call any function at any time; only sdpa_plan_free must be the last call with its plan.
  */
 #ifndef SDPA_C_API_H_
 #define SDPA_C_API_H_
@@ -25,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 5
+#define SDPA_ABI_VERSION 6
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -105,6 +106,31 @@ typedef struct sdpa_params {
   int32_t num_splits; /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
 } sdpa_params;
 
+/* What may differ between the launches of a plan: the fields of sdpa_params with these names. */
+typedef struct sdpa_addresses {
+  uint32_t struct_size; /* sizeof(sdpa_addresses) */
+  uint32_t reserved;    /* 0 */
+  const void *q;
+  const void *k;
+  const void *v;
+  void *out;
+  float *softmax_lse;
+  void *workspace;
+  uint64_t workspace_bytes;
+  uint32_t *split_arrivals;
+  const void *mask;
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  const uint64_t *philox_state;
+  const int32_t *seqlens_q;
+  const int32_t *seqlens_k;
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_k;
+} sdpa_addresses;
+
+/* A kernel, a problem and a device that fit each other. */
+typedef struct sdpa_plan sdpa_plan;
+
 /* One registry row. Strings live as long as the library. */
 typedef struct sdpa_kernel_info {
   uint32_t struct_size; /* sizeof(sdpa_kernel_info), set by the caller */
@@ -155,6 +181,17 @@ SDPA_API int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t
 /* Queues the kernel on `stream` (a cudaStream_t; ignored by the host library, which returns when it is done) of the
  * CUDA device `device`, which is made current for the call and restored after it. Checks can_implement first. */
 SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void *stream);
+
+/* Checks can_implement, once for all launches of the plan, and loads the kernel as sdpa_prepare does. What `params`
+ * gives beyond its addresses holds for every launch, and so does which of softmax_lse, mask and the four arrays of
+ * lengths are null. Nothing is kept of `params` itself. */
+SDPA_API int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan);
+
+/* sdpa_launch with these addresses. Allocates nothing and takes no lock. */
+SDPA_API int sdpa_plan_launch(const sdpa_plan *plan, const sdpa_addresses *addresses, void *stream);
+
+/* Launches under way go on. Null is allowed. */
+SDPA_API void sdpa_plan_free(sdpa_plan *plan);
 
 /* Registers, local memory (spills) and CTAs per SM of the code loaded on `device`, as the CUDA runtime reports them.
  * Of a kernel with a function for each kind of mask, the most and the fewest CTAs of any.
