@@ -1,4 +1,7 @@
-"""q, k and v that lie differently in memory, so that a stride of one taken for another's shows."""
+"""q, k and v that lie differently in memory: a stride of one taken for another's shows.
+
+The strides of axes of extent 1 do not count.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import itertools
 import pytest
 import torch
 
-from tests.kernels.harness import Inputs, TestedKernel
+from sdpa_cutlass.problem import Causal
+from tests.kernels.general import Case, launch, make_case_params, random_qkv
+from tests.kernels.general_numerics import case_violations
+from tests.kernels.harness import OUTPUT_POISON, Guarded, Inputs, TestedKernel
 from tests.kernels.numerics import check_numerics
 
 
@@ -33,3 +39,42 @@ def test_every_operand_has_its_own_strides(fused_kernel: TestedKernel, turn: int
     v = _lying(fused_kernel, (2, 2, 83, head_dim), order=orders[2], spare=24)
     assert len({tensor.stride() for tensor in (q, k, v)}) == 3
     check_numerics(fused_kernel, Inputs(q, k, v), causal=fused_kernel.alignments[-1])
+
+
+def _odd_where_single(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements; axes of extent 1, whose strides lead nowhere, get an odd one."""
+    strides = (
+        stride if extent > 1 else 2 * stride + 1
+        for extent, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)
+    )
+    return tensor.as_strided(tensor.shape, (*strides, 1), tensor.storage_offset())
+
+
+def check_single_axes(kernel: TestedKernel, rows: int, keys: int) -> None:
+    """One batch and one head, and where `rows` or `keys` is 1 one row: all of them with odd strides."""
+    inputs = random_qkv(kernel, rows, keys, batch=1, heads=1)
+    case = Case(
+        **{name: _odd_where_single(tensor) for name, tensor in inputs.items()}, causal=_causal(kernel)
+    )
+    assert any(stride % 8 for stride in case.q.stride()[:3])
+    out = Guarded(case.out_shape, kernel.dtype, kernel.device, poison=OUTPUT_POISON[kernel.dtype])
+    launch(kernel, *make_case_params(case, _odd_where_single(out.tensor), None))
+    out.check_untouched("out")
+    broken = case_violations(case, out.tensor, None)
+    assert not broken, f"{kernel}, {case}: {broken}"
+
+
+def _causal(kernel: TestedKernel) -> Causal | None:
+    return Causal.BOTTOM_RIGHT if kernel.info.is_causal else None
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 33), (9, 1), (9, 33)])
+def test_strides_of_single_axes_do_not_count(fused_kernel: TestedKernel, rows: int, keys: int) -> None:
+    check_single_axes(fused_kernel, rows, keys)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 33), (9, 1), (9, 33)])
+def test_strides_of_single_axes_do_not_count_in_general_kernels(
+    lengths_kernel: TestedKernel, rows: int, keys: int
+) -> None:
+    check_single_axes(lengths_kernel, rows, keys)

@@ -150,6 +150,15 @@ MEMORY: tuple[Mutant, ...] = (
         by=Check.GUARD_PAGES,
     ),
     Mutant(
+        name="strides_of_single_axes_count",
+        header=_LAUNCH,
+        old="if (extent[i] > 1 && stride[i] % 8 != 0)",
+        new="if (extent[i] > 0 && stride[i] % 8 != 0)",
+        defect="the stride of an axis of extent 1 has to be a multiple of 8",
+        kernels=Kernels.RING,
+        by=Check.IDENTITIES,
+    ),
+    Mutant(
         name="lse_batch_stride_for_heads",
         header=_LAUNCH,
         old="params.lse_head_stride = p.lse_stride[1];",

@@ -24,6 +24,7 @@ TIMEOUT_S = 300
 ENGINE_TIMEOUT_S = 120
 _PLAIN = (
     "test_fused.py",
+    "test_causal_offsets.py",
     "test_hidden_keys.py",
     "test_operand_strides.py",
     "test_growing_scores.py",
@@ -32,6 +33,8 @@ _PLAIN = (
 )
 _GENERAL = (
     "test_general.py",
+    "test_causal_offsets.py",
+    "test_operand_strides.py",
     "test_masks.py",
     "test_large_scores.py",
     "test_lengths.py",
@@ -43,6 +46,8 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
     Kernels.SPLIT: (
         "test_split.py",
+        "test_causal_offsets.py",
+        "test_operand_strides.py",
         "test_large_scores.py",
         "test_lengths.py",
         "test_general.py",
