@@ -5,6 +5,7 @@ python -m tests.mutation --every-check       # and which other checks find each;
 python -m tests.mutation --list
 python -m tests.mutation --only 'mask_*' --only no_rescale
 python -m tests.mutation --shard 1/4 --json mutants.json
+python -m tests.mutation --random 50 --seed 7      # operators and constants changed at random instead
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from rich.console import Console
 
 from tests.mutation.catalogue import MUTANTS
 from tests.mutation.model import Mutant
+from tests.mutation.random_defects import draw
+from tests.mutation.random_suite import Fate, run_random
 from tests.mutation.suite import Result, Verdict, run_mutants
 from tests.mutation.tables import checks_table, list_table, results_table
 
@@ -44,11 +48,15 @@ def _arguments() -> argparse.Namespace:
         help="go on when the check that has to find a mutant has found it",
     )
     parser.add_argument("--lines", action="store_true", help="name the source lines of races; a third slower")
+    parser.add_argument("--random", type=int, metavar="N", help="N mutants drawn at random instead")
+    parser.add_argument("--seed", type=int, default=0, help="of --random (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time (all cores)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="build in DIR instead of a temporary folder")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         parser.error(f"--jobs {arguments.jobs} is not positive")
+    if arguments.random is not None and arguments.random < 1:
+        parser.error(f"--random {arguments.random} is not positive")
     return arguments
 
 
@@ -62,9 +70,37 @@ def chosen(only: list[str] | None, shard: tuple[int, int] | None) -> list[Mutant
     return found if shard is None else found[shard[0] - 1 :: shard[1]]
 
 
+def _run_random(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints what became of each, then the survivors. 1 when there are any."""
+
+    def show(text: object) -> None:
+        console.print(str(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    mutants = draw(arguments.random, arguments.seed)
+    if arguments.list:
+        for mutant in mutants:
+            show(mutant)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="sdpa-mutation-") as temporary:
+        folder = arguments.work or Path(temporary)
+        try:
+            results = run_random(mutants, folder.resolve(), arguments.jobs, show)
+        except RuntimeError as error:
+            console.print(f"[red]error:[/] {error}", soft_wrap=True)
+            return 1
+    numbers = Counter(result.fate for result in results)
+    show(", ".join(f"{numbers[fate]} {fate.value}" for fate in Fate))
+    survivors = [result.mutant for result in results if result.fate is Fate.SURVIVED]
+    for mutant in survivors:
+        show(f"survived: {mutant}")
+    return 1 if survivors else 0
+
+
 def main() -> int:
     arguments = _arguments()
     console = Console()
+    if arguments.random is not None:
+        return _run_random(arguments, console)
     try:
         mutants = chosen(arguments.only, arguments.shard)
     except ValueError as error:

@@ -110,8 +110,16 @@ def check_of(kind: str, message: str) -> Check:
     return Check.IDENTITIES
 
 
-def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | None = None) -> Outcome:
-    """Runs the tests, or some of them on observed kernels, until `stop_at` has found something.
+def probe(
+    library: Path,
+    kernels: Kernels,
+    *,
+    observed: bool,
+    stop_at: Check | None = None,
+    stop_at_first: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> Outcome:
+    """Runs the tests, or some of them on observed kernels, until `stop_at`, or any check, finds something.
 
     Raises RuntimeError when pytest fails to work.
     """
@@ -124,6 +132,8 @@ def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | N
     arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
     if stop_at is not None:
         arguments.append(f"--stop-at={stop_at.value}")
+    if stop_at_first:
+        arguments.append("--exitfirst")
     if observed:
         arguments += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
     elif kernels is Kernels.SPLIT:
@@ -131,7 +141,7 @@ def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | N
     log = library.with_suffix(".log")
     process = _imported().Process(target=_run_pytest, args=(arguments, library, log))
     process.start()
-    process.join(TIMEOUT_S)
+    process.join(timeout_s)
     hung = process.exitcode is None
     if hung:
         process.kill()
@@ -145,7 +155,7 @@ def probe(library: Path, kernels: Kernels, *, observed: bool, stop_at: Check | N
     if hung or code < 0:
         where = unfinished[-1] if unfinished else "outside any test"
         check = Check.HANG if hung else Check.GUARD_PAGES
-        message = f"no end after {TIMEOUT_S} s" if hung else f"signal {-code}"
+        message = f"no end after {timeout_s:.0f} s" if hung else f"signal {-code}"
         failures.append(Failure(check=check, test=where, message=message))
     elif code not in (0, 1):
         raise RuntimeError(f"pytest ended with status {code}:\n{output}")

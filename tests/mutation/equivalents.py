@@ -1,0 +1,18 @@
+"""Random mutants that no test can find, each with the reason: they are not drawn again.
+
+A key is (header, line, line as it becomes), without the spaces around the lines.
+"""
+
+from __future__ import annotations
+
+_DROPOUT = "fmha_fwd/dropout.cuh"
+
+EQUIVALENTS: dict[tuple[str, str, str], str] = {
+    (
+        _DROPOUT,
+        "static constexpr int kColumns = kMmaM == 1 && kBlockN % 64 == 0 ? 64 : 32;"
+        "  // keys that are decided together",
+        "static constexpr int kColumns = kMmaM != 1 && kBlockN % 64 == 0 ? 64 : 32;"
+        "  // keys that are decided together",
+    ): "how many keys are decided together changes registers and speed, not which are dropped",
+}
