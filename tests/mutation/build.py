@@ -145,6 +145,7 @@ def _compile(
         *(LINES_FLAGS if lines else ()),
         *vector_flags(),
         f"-I{include}",
+        f"-fmacro-prefix-map={include}={INCLUDE}",  # the folder of a mutant is not in its library
         f"-I{folder}",
         *include_flags(),
         *(("-include", str(precompiled)) if precompiled else ()),

@@ -6,6 +6,7 @@ A key is (header, line, line as it becomes), without the spaces around the lines
 from __future__ import annotations
 
 _DROPOUT = "fmha_fwd/dropout.cuh"
+_LAUNCH = "fmha_fwd/launch.cuh"
 
 EQUIVALENTS: dict[tuple[str, str, str], str] = {
     (
@@ -15,4 +16,9 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
         "static constexpr int kColumns = kMmaM != 1 && kBlockN % 64 == 0 ? 64 : 32;"
         "  // keys that are decided together",
     ): "how many keys are decided together changes registers and speed, not which are dropped",
+    (
+        _LAUNCH,
+        "params.causal_offset = p.is_causal ? p.causal_offset : 0;",
+        "params.causal_offset = p.is_causal ? p.causal_offset : 1;",
+    ): "nothing reads the offset unless the kernel, or the problem, is causal",
 }

@@ -22,15 +22,21 @@ _FIRST_HEADER = "fmha_fwd/launch.cuh"  # what the generated units include
 _NO_SITES = ("arch/",)
 _INCLUDE = re.compile(r'^#include "sdpa/([^"]+)"', re.MULTILINE)
 
-# Kernels that run into a header, by its name; all others run into every kernel.
+# Kernels that run into a header, or into what differs there, by its name; the other headers differ in all.
 _ALL = tuple(kernels for kernels in Kernels if kernels.names)
+_BY_KIND = (Kernels.RING, Kernels.GENERAL, Kernels.SPLIT)
 _KERNELS: dict[str, tuple[Kernels, ...]] = {
-    "dense_mask.cuh": (Kernels.GENERAL, Kernels.DROPOUT),
+    "dense_mask.cuh": (Kernels.GENERAL,),
     "dropout.cuh": (Kernels.DROPOUT,),
     "group_merge.cuh": (Kernels.GROUPS, Kernels.WARP_GROUPS, Kernels.SPLIT),
+    "kernel.cuh": (*_BY_KIND, Kernels.GROUPS),
+    "launch.cuh": (*_BY_KIND, Kernels.DROPOUT),
+    "mask.cuh": _BY_KIND,
+    "sequence.cuh": _BY_KIND,
+    "softmax.cuh": _BY_KIND,
     "split.cuh": (Kernels.SPLIT,),
+    "tile_scheduler.cuh": (*_BY_KIND, Kernels.GROUPS),
 }
-_ORDER = (Kernels.RING, Kernels.GENERAL, Kernels.SPLIT)  # the rest follows
 
 # Comments, strings, characters, preprocessor lines, assertions of the compiler, lists of template parameters.
 _NO_CODE = re.compile(
@@ -171,7 +177,7 @@ def drawn_headers() -> list[str]:
 def kernels_of(header: str) -> tuple[Kernels, ...]:
     """The groups of kernels that run into a header, in the order of trial."""
     groups = _KERNELS.get(Path(header).name, _ALL)
-    return (*(k for k in _ORDER if k in groups), *(k for k in groups if k not in _ORDER))
+    return (*(k for k in _BY_KIND if k in groups), *(k for k in groups if k not in _BY_KIND))
 
 
 def code_of(text: str) -> str:
