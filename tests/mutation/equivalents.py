@@ -7,6 +7,9 @@ from __future__ import annotations
 
 _DROPOUT = "fmha_fwd/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
+_SOFTMAX = "fmha_fwd/softmax.cuh"
+
+_EITHER_WAY = "at exactly this size the reference may move or stay, sharp or not: both are within the bounds"
 
 EQUIVALENTS: dict[tuple[str, str, str], str] = {
     (
@@ -21,4 +24,19 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
         "params.causal_offset = p.is_causal ? p.causal_offset : 0;",
         "params.causal_offset = p.is_causal ? p.causal_offset : 1;",
     ): "nothing reads the offset unless the kernel, or the problem, is causal",
+    (
+        _SOFTMAX,
+        "is_sharp |= fabsf(max) > kSharp && max != kNoKey;",
+        "is_sharp |= fabsf(max) >= kSharp && max != kNoKey;",
+    ): _EITHER_WAY,
+    (
+        _SOFTMAX,
+        "moves |= block_max[i] * softmax_scale_log2 - row_max[i] > kSlack;",
+        "moves |= block_max[i] * softmax_scale_log2 - row_max[i] >= kSlack;",
+    ): _EITHER_WAY,
+    (
+        _SOFTMAX,
+        "moves |= fabsf(row_max[i]) > kSharp && (!kHasBias || block_max[i] > -INFINITY);",
+        "moves |= fabsf(row_max[i]) >= kSharp && (!kHasBias || block_max[i] > -INFINITY);",
+    ): _EITHER_WAY,
 }

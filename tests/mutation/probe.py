@@ -25,6 +25,7 @@ ENGINE_TIMEOUT_S = 120
 _PLAIN = (
     "test_fused.py",
     "test_causal_offsets.py",
+    "test_limits.py",
     "test_hidden_keys.py",
     "test_operand_strides.py",
     "test_growing_scores.py",
@@ -34,6 +35,7 @@ _PLAIN = (
 _GENERAL = (
     "test_general.py",
     "test_causal_offsets.py",
+    "test_limits.py",
     "test_operand_strides.py",
     "test_masks.py",
     "test_large_scores.py",
@@ -47,6 +49,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.SPLIT: (
         "test_split.py",
         "test_causal_offsets.py",
+        "test_limits.py",
         "test_operand_strides.py",
         "test_large_scores.py",
         "test_lengths.py",
