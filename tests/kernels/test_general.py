@@ -87,6 +87,18 @@ def test_scales(lengths_kernel: TestedKernel, scale: float) -> None:
     check_case(lengths_kernel, Case(**inputs, causal=Causal.BOTTOM_RIGHT, scale=scale))
 
 
+def test_rows_whose_scores_are_all_minus_infinity(lengths_kernel: TestedKernel) -> None:
+    """They are rows that see no key, whichever blocks, groups and splits find that out."""
+    keys = (2 * lengths_kernel.info.kv_groups + 1) * lengths_kernel.info.block_n
+    inputs = random_qkv(lengths_kernel, 5, keys)
+    inputs["q"][..., 0] = 1
+    inputs["k"][0, ..., 0] = -math.inf
+    out, lse = run_case(lengths_kernel, Case(**inputs))
+    assert (out[0] == 0).all()
+    assert (lse[0] == -math.inf).all()
+    assert lse[1].isfinite().all()
+
+
 def everything(kernel: TestedKernel) -> Case:
     """Lengths, a smaller head_dim, a causal diagonal and, unless the kernel is split, a mask at once."""
     rows, keys = kernel.info.block_m + 1, (2 * kernel.info.kv_groups + 1) * kernel.info.block_n + 5

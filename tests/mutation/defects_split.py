@@ -233,4 +233,11 @@ SPLITS: tuple[Mutant, ...] = (
         Check.LSE,
         header="fmha_fwd/epilogue.cuh",
     ),
+    _split(
+        "merge_begins_with_a_weight",
+        "float max = SoftmaxState::kNoKey, sum = 0.f;",
+        "float max = SoftmaxState::kNoKey, sum = 1.f;",
+        "a row without keys in any split counts as one with a key",
+        Check.IDENTITIES,
+    ),
 )
