@@ -18,7 +18,7 @@ CMAKE := $(BIN)/cmake
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
             -DSDPA_SPACE=$(SPACE)
-CHECKED_PYTHON := generator sdpa_cutlass cmake tests benchmarks
+CHECKED_PYTHON := generator sdpa_cutlass cmake packaging tests benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
@@ -96,7 +96,7 @@ torch-suite: $(VENV)/.dev
 	@$(BIN)/python -m tests.torch_suite "$(TORCH_SUITE)" $(TORCH_SUITE_ARGS)
 
 wheel-check: $(VENV)/.dev
-	@$(BIN)/python cmake/check_wheel.py dist/*.whl
+	@$(BIN)/python packaging/check_wheel.py dist/*.whl
 
 compat: $(VENV)/.dev
 	@$(MAKE) --no-print-directory host SPACE=release

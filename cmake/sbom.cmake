@@ -31,9 +31,9 @@ set(_notice ${CMAKE_BINARY_DIR}/CUTLASS.txt)
 set(_hashes ${CMAKE_BINARY_DIR}/libraries.json)
 add_custom_command(
   OUTPUT ${_bill} ${_notice} ${_hashes}
-  COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cmake/sbom.py ${_libraries} ${_modules} --cutlass ${_cutlass_root}
+  COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/packaging/sbom.py ${_libraries} ${_modules} --cutlass ${_cutlass_root}
           --cuda-include ${_cuda_include} --out ${_bill}
-  DEPENDS ${_built} ${CMAKE_SOURCE_DIR}/cmake/sbom.py
+  DEPENDS ${_built} ${CMAKE_SOURCE_DIR}/packaging/sbom.py
   COMMENT "Writing the bill of materials"
   VERBATIM)
 add_custom_target(sdpa_sbom ALL DEPENDS ${_bill} ${_notice} ${_hashes})

@@ -35,9 +35,9 @@ def built(path: Path, how: str) -> Path:
     return path
 
 
-def load_script(name: str) -> ModuleType:
-    """Import cmake/<name>.py, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "cmake" / f"{name}.py")
+def load_script(path: str) -> ModuleType:
+    """Import a script by its path in the repository; its folder is no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,14 @@ def test_version_is_written_once() -> None:
         text = (REPOSITORY / name).read_text(encoding="utf-8")
         assert "sdpa_cutlass/__init__.py" in text
         assert not re.search(r"^version *=|VERSION \d", text.replace("VERSION 3.25", ""), re.MULTILINE)
+
+
+def test_the_folder_packaging_does_not_hide_the_module_of_that_name() -> None:
+    """A folder without __init__.py gives way to an installed package, also when the checkout comes first in sys.path."""
+    assert list((REPOSITORY / "packaging").rglob("__init__.py")) == []
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import packaging.version; print(packaging.__file__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert REPOSITORY / "packaging" not in Path(found.strip()).parents
 
 
 def test_every_kernel_has_its_turn_in_ci() -> None:

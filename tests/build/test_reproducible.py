@@ -1,6 +1,6 @@
 """The same sources give the same bytes: a small unit with g++ twice, and the script for whole libraries.
 
-`python cmake/check_reproducible.py` builds whole libraries twice, for the CPU or for GPUs.
+`python packaging/check_reproducible.py` builds whole libraries twice, for the CPU or for GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .conftest import REPOSITORY, load_script
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script("check_reproducible")
+    return load_script("packaging/check_reproducible.py")
 
 
 def test_what_differs_is_named(script: ModuleType) -> None:

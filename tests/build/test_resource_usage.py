@@ -14,8 +14,8 @@ import pytest
 
 from .conftest import load_script, manifest_of
 
-record_compile = load_script("record_compile")
-resource_usage_script = load_script("resource_usage")
+record_compile = load_script("cmake/record_compile.py")
+resource_usage_script = load_script("cmake/resource_usage.py")
 
 SM89_SMEM_BYTES = 101376  # of one CTA
 

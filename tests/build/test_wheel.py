@@ -1,6 +1,6 @@
 """The wheel: its platform tag, its bill of materials, its notices.
 
-On wheels made up here and the built libraries; cmake/check_wheel.py installs and uses a real one.
+On wheels made up here and the built libraries; packaging/check_wheel.py installs and uses a real one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .conftest import LIBRARIES, REPOSITORY, built, load_script
 @pytest.fixture(scope="module")
 def backend() -> ModuleType:
     pytest.importorskip("scikit_build_core")
-    return load_script("wheel_backend")
+    return load_script("packaging/wheel_backend.py")
 
 
 @pytest.fixture(scope="module")
 def sbom() -> ModuleType:
-    return load_script("sbom")
+    return load_script("packaging/sbom.py")
 
 
 def test_the_backend_has_every_hook(backend: ModuleType) -> None:
     for hook in ("build_wheel", "build_sdist", "build_editable", "get_requires_for_build_wheel"):
         assert callable(getattr(backend, hook)), hook
     settings = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    for line in ('build-backend = "wheel_backend"', 'backend-path = ["cmake"]', 'wheel.py-api = "py3"'):
+    for line in ('build-backend = "wheel_backend"', 'backend-path = ["packaging"]', 'wheel.py-api = "py3"'):
         assert f"\n{line}" in settings, line
 
 

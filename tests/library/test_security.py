@@ -18,7 +18,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RUN_TIME = sorted((ROOT / "sdpa_cutlass").rglob("*.py"))
-BUILD_TIME = sorted([*(ROOT / "generator").rglob("*.py"), *(ROOT / "cmake").rglob("*.py")])
+BUILD_TIME = sorted(
+    path for folder in ("generator", "cmake", "packaging") for path in (ROOT / folder).rglob("*.py")
+)
 CMAKE = sorted(
     [ROOT / "CMakeLists.txt", *(ROOT / "cmake").rglob("*.cmake"), *(ROOT / "cmake").rglob("*.txt")]
 )
@@ -116,7 +118,8 @@ def test_no_source_file_does_what_it_must_not(path: Path) -> None:
 def test_the_scan_is_of_the_whole_package() -> None:
     assert len(RUN_TIME) > 40
     assert ROOT / "sdpa_cutlass/cli/compare.py" in RUN_TIME
-    assert ROOT / "cmake/wheel_backend.py" in BUILD_TIME
+    assert ROOT / "packaging/wheel_backend.py" in BUILD_TIME
+    assert ROOT / "cmake/resource_usage.py" in BUILD_TIME
     assert ROOT / "cmake/cuda/CMakeLists.txt" in CMAKE
 
 
