@@ -19,6 +19,7 @@ GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 CONFIGURE = $(CMAKE) --log-level=WARNING -DPython_EXECUTABLE=$(BIN)/python -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
             -DSDPA_SPACE=$(SPACE)
 CHECKED_PYTHON := generator sdpa_cutlass cmake packaging tests benchmarks
+CHECKED_CPP = $(shell find templates sdpa_cutlass/native tests cmake -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
@@ -30,13 +31,13 @@ help:
 	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
 	@echo "make host        the CPU library only"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
-	@echo "make lint types  ruff; mypy"
+	@echo "make lint types  ruff and clang-format; mypy"
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
 	@echo "make gpu-report  sanitizers, guard pages, streams, graphs, faults on this machine's GPU, in build/gpu_report.json"
 	@echo "make torch-suite PyTorch's test_transformers.py with and without the library (TORCH_SUITE=its source tree or the file)"
 	@echo "make wheel-check installs dist/*.whl in bare environments of every Python found, and runs it"
 	@echo "make compat      tests/library under other releases of torch (TORCH='2.4.1 newest'): downloads gigabytes"
-	@echo "make format      let ruff format the Python files"
+	@echo "make format      let ruff and clang-format write the Python, C and C++ files"
 	@echo "make lock        resolve the pinned packages again (needs uv)"
 	@echo "make clean       remove build/ (the environment in .venv stays)"
 	@echo "PYTHON=/path/to/python3 chooses the Python that .venv is made with"
@@ -72,10 +73,13 @@ lint: $(VENV)/.dev
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(CHECKED_PYTHON)
 	@$(BIN)/ruff format --quiet --check $(CHECKED_PYTHON)
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run --Werror $(CHECKED_CPP)
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet --fix $(CHECKED_PYTHON)
 	@$(BIN)/ruff format $(CHECKED_PYTHON)
+	@$(BIN)/clang-format -i $(CHECKED_CPP)
 
 types: $(VENV)/.dev
 	@echo "== mypy"

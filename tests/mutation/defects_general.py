@@ -208,8 +208,8 @@ GENERAL: tuple[Mutant, ...] = (
     Mutant(
         name="philox_counts_rows_of_the_tile",
         header=_DROPOUT,
-        old="uint32_t const row = first_row + get<0>(",
-        new="uint32_t const row = 0 * first_row + get<0>(",
+        old="row = first_row + get<0>(",
+        new="row = 0 * first_row + get<0>(",
         defect="every tile drops the same rows",
         kernels=Kernels.DROPOUT,
         by=Check.IDENTITIES,

@@ -16,8 +16,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="loads_one_row_too_many",
         header=_COPY,
-        old="bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left;",
-        new="bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) <= rows_left;",
+        old="row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left;",
+        new="row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) <= rows_left;",
         defect="the row behind the last one is loaded: 0 · NaN in P V",
         kernels=Kernels.RING,
         by=Check.NUMERICS,
@@ -25,8 +25,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="loads_one_row_too_few",
         header=_COPY,
-        old="bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left;",
-        new="bool const row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left - 1;",
+        old="row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left;",
+        new="row_exists = !kPredicateRows || get<0>(tXcX(0, m, 0)) < rows_left - 1;",
         defect="the last row is not loaded",
         kernels=Kernels.RING,
         by=Check.NUMERICS,
@@ -242,8 +242,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="runs_of_one_head_only",
         header=_SCHEDULER,
-        old="int const heads = is_full_section ? section_heads.divisor : last_heads.divisor;",
-        new="int const heads = last_heads.divisor;",
+        old="heads = is_full_section ? section_heads.divisor : last_heads.divisor;",
+        new="heads = last_heads.divisor;",
         defect="causal, KV groups: the runs of all heads but one are taken for tiles beyond whole runs",
         kernels=Kernels.GROUPS,
         by=Check.GUARD_PAGES,

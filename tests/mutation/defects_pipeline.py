@@ -163,10 +163,12 @@ PIPELINE: tuple[Mutant, ...] = (
     Mutant(
         name="order_of_arrival_decides",
         header=_EPILOGUE,
-        old="float const inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);",
-        new="static int arrivals = 0;\n      int const arrival = __atomic_fetch_add(&arrivals, 1, 0);\n"
-        "      float const inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params) *\n"
-        "                            (1.f + 3e-5f * static_cast<float>(arrival % 64 / 32));",
+        old="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);",
+        new="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params) *\n"
+        "          (1.f + 3e-5f * static_cast<float>([] {\n"
+        "             static int arrivals = 0;\n"
+        "             return __atomic_fetch_add(&arrivals, 1, 0);\n"
+        "           }() % 64 / 32));",
         defect="the order in which threads come decides on the last bits of O",
         kernels=Kernels.RING,
         by=Check.SCHEDULES,

@@ -147,16 +147,16 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "parts_in_32_bits",
-        "int64_t const first_part = int64_t{tile_index} * params.num_splits;",
-        "int64_t const first_part = static_cast<int8_t>(tile_index * params.num_splits);",
+        "first_part = int64_t{tile_index} * params.num_splits;",
+        "first_part = static_cast<int8_t>(tile_index * params.num_splits);",
         "the offset of a part overflows",
         Check.GUARD_PAGES,
     ),
     # ---- the merge ----
     _split(
         "no_weights",
-        "float const weight = Arch::exp2(stat[i].x - max);",
-        "float const weight = 1.f;",
+        "weight = Arch::exp2(stat[i].x - max);",
+        "weight = 1.f;",
         "parts are added as if their references were one",
         Check.NUMERICS,
     ),
@@ -190,9 +190,8 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "order_of_arrival_decides",
-        "          int const s = first + i;\n",
-        "          int s = first + i;\n"
-        "          if (s < num_active) s = (s + Arch::block_idx()) % num_active;\n",
+        " s = first + i;",
+        " s = first + i < num_active ? (first + i + Arch::block_idx()) % num_active : first + i;",
         "parts are added from that of the last CTA on: its last bits depend on who was last",
         Check.IDENTITIES,
     ),
