@@ -192,7 +192,7 @@ CUTLASS_DEVICE void accumulate(GemmParams<Gemm> const &params, GemmSharedStorage
 
 template <class Gemm>
 __global__ void __launch_bounds__(32 * Gemm::kTile.warps(), Gemm::kTile.warps() <= 4 ? 2 : 1)
-    unfused_gemm(__grid_constant__ GemmParams<Gemm> const params) {
+    unfused_gemm(const __grid_constant__ GemmParams<Gemm> params) {
   using Mma = typename Gemm::Mma;
   using Epilogue = typename Gemm::Epilogue;
   using OutputOp = typename Epilogue::OutputOp;

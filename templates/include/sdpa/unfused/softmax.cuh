@@ -144,7 +144,7 @@ constexpr int softmax_cta_threads(int threads_per_row) { return threads_per_row 
 // Rows of up to 8 * kThreadsPerRow * kVectors elements.
 template <class Logit, int kThreadsPerRow, int kVectors>
 __global__ void __launch_bounds__(softmax_cta_threads(kThreadsPerRow))
-    unfused_softmax(__grid_constant__ SoftmaxParams const params) {
+    unfused_softmax(const __grid_constant__ SoftmaxParams params) {
   constexpr int kRowsPerCta = softmax_cta_threads(kThreadsPerRow) / kThreadsPerRow;
   __shared__ float scratch[2][kThreadsPerRow / 32];
   int const lane = static_cast<int>(threadIdx.x) % kThreadsPerRow;
@@ -199,7 +199,7 @@ inline constexpr int kLongRowThreads = 512;
 // Rows of any length, one CTA each: an online maximum and sum, then a second pass.
 template <class Logit>
 __global__ void __launch_bounds__(kLongRowThreads)
-    unfused_softmax_long(__grid_constant__ SoftmaxParams const params) {
+    unfused_softmax_long(const __grid_constant__ SoftmaxParams params) {
   constexpr int kStep = kLongRowThreads * kVectorElements;
   __shared__ float scratch[2][kLongRowThreads / 32];
   int const row_id = static_cast<int>(blockIdx.x);
