@@ -141,9 +141,7 @@ def test_nothing_of_a_fake_tensor_mode_is_kept(is_split: bool, options: dict[str
                 lse = softmax_lse(tensors[0], tensors[1].repeat_interleave(4, 1))
                 torch.testing.assert_close(found[1], lse, atol=1e-4, rtol=1e-5)
 
-    with (
-        FakeTensorMode()
-    ):  # else torch 2.11 without a GPU crashes once the first thread that entered it has ended
+    with FakeTensorMode():  # torch 2.11 without a GPU crashes when the first thread that enters it has ended
         pass
     with ThreadPoolExecutor(1) as pool:  # a thread that has called nothing before
         pool.submit(call).result()
