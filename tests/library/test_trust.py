@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sdpa_cutlass import ArgumentError, LibraryError, UntrustedLibraryError, _locate
+from sdpa_cutlass import ArgumentError, LibraryError, UntrustedLibraryError, _locate, _trust
 from sdpa_cutlass._locate import Target
 
 GROUP = os.getegid()
@@ -174,6 +174,17 @@ def test_every_link_of_a_chain_is_looked_at(
             _give(link, 12345, owned)
             refused(f"{link} has mode .*, so its owner 12345")
     assert _locate.locate(Target.HOST) == library
+
+
+def test_a_way_of_endless_links_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Such as links that are turned while they are followed; the system ends at 40 as well."""
+    links = [tmp_path / f"link{number}" for number in range(41)]
+    (tmp_path / "end").touch(mode=0o644)
+    for link, target in zip(links, [*links[1:], tmp_path / "end"], strict=True):
+        link.symlink_to(target)
+    assert _trust.check(links[1]) == tmp_path / "end"
+    with pytest.raises(LibraryError, match=r"cannot be looked at: .*symbolic links"):
+        _trust.check(links[0])
 
 
 def test_permissions_can_be_ignored_where_they_cannot_hold(
