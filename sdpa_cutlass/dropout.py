@@ -11,7 +11,7 @@ to every 16 elements:
 An element owns the low 7 bits of its byte; the 16 top bits of the 16 bytes are a fraction that all of them
 share. With t = round(p_dropout · 2^23), an element is dropped when its 7 bits are less than t's 7 high bits,
 plus one where the fraction is less than t's 16 low bits: with probability t / 2^23 exactly. The kernels'
-twin of this file is templates/include/sdpa/fmha_fwd/dropout.cuh; a test compares the two.
+twin of this file is templates/include/sdpa/attention/dropout.cuh; a test compares the two.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutation.model import Check, Kernels, Mutant
 
-_DENSE = "fmha_fwd/dense_mask.cuh"
-_SEQUENCE = "fmha_fwd/sequence.cuh"
-_DROPOUT = "fmha_fwd/dropout.cuh"
+_DENSE = "attention/dense_mask.cuh"
+_SEQUENCE = "attention/sequence.cuh"
+_DROPOUT = "attention/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
-_PARAMS = "fmha_fwd/params.hpp"
+_PARAMS = "attention/params.hpp"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 
@@ -115,7 +115,7 @@ GENERAL: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="huge_biases_are_not_cut",
-        header="fmha_fwd/softmax.cuh",
+        header="attention/softmax.cuh",
         old="if (kHasBias && fabsf(score) > kLargest && fabsf(score) != INFINITY)",
         new="if (false)",
         defect="biases such as the least finite number overflow in log2 units",

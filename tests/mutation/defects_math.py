@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.model import Check, Kernels, Mutant
 
-_MASK = "fmha_fwd/mask.cuh"
-_SOFTMAX = "fmha_fwd/softmax.cuh"
+_MASK = "attention/mask.cuh"
+_SOFTMAX = "attention/softmax.cuh"
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _GROUP_MERGE = "fmha_fwd/group_merge.cuh"
@@ -99,7 +99,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_bottom_right_off_by_one",
-        header="fmha_fwd/sequence.cuh",
+        header="attention/sequence.cuh",
         old="s.causal_offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q : params.causal_offset;",
         new="s.causal_offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q - 1 : params.causal_offset;",
         defect="bottom_right: the diagonal is one key too early",

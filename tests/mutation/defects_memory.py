@@ -9,7 +9,7 @@ _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _COPY = "fmha_fwd/tile_copy.cuh"
 _TRAITS = "fmha_fwd/kernel_traits.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
-_SCHEDULER = "fmha_fwd/tile_scheduler.cuh"
+_SCHEDULER = "attention/tile_scheduler.cuh"
 
 MEMORY: tuple[Mutant, ...] = (
     # ---- bounds ----

@@ -5,9 +5,9 @@ A key is (header, line, line as it becomes), without the spaces around the lines
 
 from __future__ import annotations
 
-_DROPOUT = "fmha_fwd/dropout.cuh"
+_DROPOUT = "attention/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
-_SOFTMAX = "fmha_fwd/softmax.cuh"
+_SOFTMAX = "attention/softmax.cuh"
 
 _EITHER_WAY = "at exactly this size the reference may move or stay, sharp or not: both are within the bounds"
 

@@ -44,7 +44,7 @@ class MaskKind(Enum):
     BIAS32 = "kBias32", Takes.BIAS32, "_bias32"
 
     def __init__(self, enumerator: str, takes: Takes, suffix: str) -> None:
-        self.cpp = f"fmha_fwd::MaskKind::{enumerator}"
+        self.cpp = f"MaskKind::{enumerator}"
         self.takes = takes  # what a kernel has to take to have this function
         self.suffix = suffix  # of the function's symbol
 

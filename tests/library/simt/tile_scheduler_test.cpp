@@ -1,11 +1,11 @@
-// Which tile a block index means (sdpa/fmha_fwd/tile_scheduler.cuh).
+// Which tile a block index means (sdpa/attention/tile_scheduler.cuh).
 #define SDPA_TARGET_HOST
 
 #include <cstdint>
 #include <vector>
 
 #include "harness.hpp"
-#include "sdpa/fmha_fwd/tile_scheduler.cuh"
+#include "sdpa/attention/tile_scheduler.cuh"
 
 using namespace simt_test;
 using sdpa::fmha_fwd::CausalOrder;

@@ -18,7 +18,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "sdpa/arch/target.hpp"
-#include "sdpa/fmha_fwd/params.hpp"
+#include "sdpa/attention/params.hpp"
 
 namespace sdpa::fmha_fwd {
 
@@ -31,7 +31,7 @@ struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
   using Params = std::conditional_t<kIsSplit_, SplitParams,
-                                    std::conditional_t<kIsGeneral_, GeneralParams, fmha_fwd::Params>>;
+                                    std::conditional_t<kIsGeneral_, GeneralParams, sdpa::Params>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;

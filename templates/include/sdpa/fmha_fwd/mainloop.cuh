@@ -15,11 +15,11 @@
 
 #include "sdpa/arch/pack.hpp"
 #include "sdpa/arch/static_for.hpp"
-#include "sdpa/fmha_fwd/dense_mask.cuh"
-#include "sdpa/fmha_fwd/dropout.cuh"
+#include "sdpa/attention/dense_mask.cuh"
+#include "sdpa/attention/dropout.cuh"
 #include "sdpa/fmha_fwd/kernel_traits.cuh"
-#include "sdpa/fmha_fwd/mask.cuh"
-#include "sdpa/fmha_fwd/softmax.cuh"
+#include "sdpa/attention/mask.cuh"
+#include "sdpa/attention/softmax.cuh"
 #include "sdpa/fmha_fwd/tile_copy.cuh"
 
 namespace sdpa::fmha_fwd {

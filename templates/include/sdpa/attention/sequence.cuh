@@ -4,9 +4,9 @@
 
 #include <cute/tensor.hpp>
 
-#include "sdpa/fmha_fwd/params.hpp"
+#include "sdpa/attention/params.hpp"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 struct Sequence {
   int seqlen_q;       // rows that attend
@@ -52,4 +52,4 @@ struct Sequence {
   }
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

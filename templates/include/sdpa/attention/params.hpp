@@ -7,9 +7,9 @@
 
 #include <vector_types.h>
 
-#include "sdpa/fmha_fwd/tile_scheduler.cuh"
+#include "sdpa/attention/tile_scheduler.cuh"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 struct TensorRef {
   void *data;
@@ -98,4 +98,4 @@ struct SplitParams : GeneralParams {
   uint32_t *arrivals;     // [tiles], zero before and after a launch
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

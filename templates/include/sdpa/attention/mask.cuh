@@ -7,9 +7,9 @@
 
 #include <cute/tensor.hpp>
 
-#include "sdpa/fmha_fwd/sequence.cuh"
+#include "sdpa/attention/sequence.cuh"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 struct KeyRange {
   int n_block_max;   // one past the last block that any row of the tile sees
@@ -50,4 +50,4 @@ SDPA_DEVICE void apply_mask(Scores &scores, Coords const &coords, int first_row,
   }
 }
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

@@ -16,10 +16,10 @@
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/static_for.hpp"
-#include "sdpa/fmha_fwd/params.hpp"
-#include "sdpa/fmha_fwd/tile_scheduler.cuh"
+#include "sdpa/attention/params.hpp"
+#include "sdpa/attention/tile_scheduler.cuh"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 template <class Traits>
 struct Dropout {
@@ -107,4 +107,4 @@ struct Dropout {
   }
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

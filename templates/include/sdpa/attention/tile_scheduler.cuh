@@ -14,7 +14,7 @@
 
 #include "sdpa/arch/target.hpp"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 struct WorkTile {
   int m_block;
@@ -119,4 +119,4 @@ struct TileScheduler {
   }
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

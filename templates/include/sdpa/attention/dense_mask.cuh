@@ -15,10 +15,10 @@
 
 #include <cutlass/numeric_types.h>
 
-#include "sdpa/fmha_fwd/params.hpp"
-#include "sdpa/fmha_fwd/sequence.cuh"
+#include "sdpa/attention/params.hpp"
+#include "sdpa/attention/sequence.cuh"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 template <class Traits>
 struct DenseMask {
@@ -255,4 +255,4 @@ struct DenseMask {
   }
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa

@@ -18,7 +18,7 @@
 
 #include "sdpa/arch/target.hpp"
 
-namespace sdpa::fmha_fwd {
+namespace sdpa {
 
 using namespace cute;
 
@@ -139,4 +139,4 @@ struct Softmax {
   }
 };
 
-}  // namespace sdpa::fmha_fwd
+}  // namespace sdpa
