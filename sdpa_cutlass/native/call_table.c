@@ -80,8 +80,7 @@ static bool has_form(const DLTensor *view, const Form *form) {
 static bool same_option(PyObject *given, PyObject *known, int place) {
   if (given == known) return true;
   if (place == kScale || place == kDropout)
-    return PyFloat_CheckExact(given) && PyFloat_CheckExact(known) &&
-           PyFloat_AsDouble(given) == PyFloat_AsDouble(known);
+    return PyFloat_CheckExact(given) && PyFloat_CheckExact(known) && PyFloat_AsDouble(given) == PyFloat_AsDouble(known);
   if (place >= kLeading)
     return PyLong_CheckExact(given) && PyLong_CheckExact(known) && PyObject_RichCompareBool(given, known, Py_EQ) == 1;
   return PyUnicode_CheckExact(given) && PyUnicode_CheckExact(known) && PyUnicode_Compare(given, known) == 0;
@@ -255,8 +254,7 @@ static PyObject *make_and_launch(const Call *call, const Arguments *given, sdpa_
     if (is_set < 0) goto done;
     if (is_set == 0) goto unknown;
   }
-  if (launch(call->launcher, addresses, out) == 0 &&
-      (!call->has[kOut] || tell_written(out, Py_None) == 0))
+  if (launch(call->launcher, addresses, out) == 0 && (!call->has[kOut] || tell_written(out, Py_None) == 0))
     result = PyTuple_Pack(3, out, lse == NULL ? Py_None : lse, drawn == NULL ? call->undrawn : drawn);
   goto done;
 unknown:
@@ -326,10 +324,8 @@ static PyMethodDef table_methods[] = {
      "its tensors. False when it cannot be."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot table_slots[] = {{Py_tp_new, (void *)table_new},
-                                    {Py_tp_dealloc, (void *)table_dealloc},
-                                    {Py_tp_methods, table_methods},
-                                    {0, NULL}};
+static PyType_Slot table_slots[] = {
+    {Py_tp_new, (void *)table_new}, {Py_tp_dealloc, (void *)table_dealloc}, {Py_tp_methods, table_methods}, {0, NULL}};
 static PyType_Spec table_spec = {"sdpa_cutlass._launcher.CallTable", sizeof(CallTable), 0, Py_TPFLAGS_DEFAULT,
                                  table_slots};
 

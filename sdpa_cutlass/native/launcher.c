@@ -75,8 +75,7 @@ bool view_tensor(const Launcher *self, PyObject *tensor, DLTensor *view) {
 
 int launch(const Launcher *self, sdpa_addresses *addresses, PyObject *out) {
   void *stream = NULL;
-  if (self->device_type == kDLCUDA &&
-      self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
+  if (self->device_type == kDLCUDA && self->exchange->current_stream(self->device_type, self->device, &stream) != 0)
     return -1;
   PyObject *workspace = NULL;
   if (self->make_workspace != Py_None) {
@@ -147,9 +146,15 @@ static PyMethodDef module_functions[] = {
      "What is asked of torch from now on, and how it is told of tensors that were written."},
     {NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "sdpa_cutlass._launcher", "A call whose signature is known, compiled.", -1,
-    module_functions, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                               "sdpa_cutlass._launcher",
+                                               "A call whose signature is known, compiled.",
+                                               -1,
+                                               module_functions,
+                                               NULL,
+                                               NULL,
+                                               NULL,
+                                               NULL};
 
 PyMODINIT_FUNC PyInit__launcher(void);
 
@@ -158,8 +163,7 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   if (module == NULL) return NULL;
   launcher_type = (PyTypeObject *)PyType_FromSpec(&launcher_spec);
   PyObject *const table_type = make_call_table_type();
-  if (launcher_type == NULL || table_type == NULL ||
-      PyModule_AddStringConstant(module, "version", SDPA_VERSION) != 0 ||
+  if (launcher_type == NULL || table_type == NULL || PyModule_AddStringConstant(module, "version", SDPA_VERSION) != 0 ||
       PyModule_AddIntConstant(module, "interface", kInterface) != 0 ||
       PyModule_AddObjectRef(module, "Launcher", (PyObject *)launcher_type) != 0 ||
       PyModule_AddObjectRef(module, "CallTable", table_type) != 0) {

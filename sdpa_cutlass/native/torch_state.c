@@ -14,8 +14,8 @@ static Question questions[kQuestions]; /* true while torch records operators */
 static Question is_function_mode;      /* true where the next one has to be asked */
 static Question pre_dispatch_depth;    /* true while torch records operators */
 static Question is_grad_enabled;
-static PyObject *forward_ad;           /* the variables of torch.autograd.forward_ad */
-static PyObject *increment_version;    /* (tensors) -> None */
+static PyObject *forward_ad;        /* the variables of torch.autograd.forward_ad */
+static PyObject *increment_version; /* (tensors) -> None */
 static PyObject *level_name, *is_neg_name;
 
 static int ask(const Question *question) {

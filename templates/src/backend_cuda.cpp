@@ -21,14 +21,12 @@ const char *hint(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       return "; update the NVIDIA driver: this library was built with a newer CUDA than it serves";
-    case cudaErrorNoDevice:
-      return "; no NVIDIA GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES";
+    case cudaErrorNoDevice: return "; no NVIDIA GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES";
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
       return "; the library holds no code for this GPU and driver: rebuild with -DSDPA_CUDA_ARCHS=<its architecture>";
-    default:
-      return "";
+    default: return "";
   }
 }
 

@@ -68,8 +68,7 @@ const KernelRow *find_row(int index) {
 }
 
 Status bad_index(int index) {
-  return make_status(SDPA_INVALID_ARGUMENT, "index is %d; this library has kernels 0 to %d", index,
-                     kernel_count() - 1);
+  return make_status(SDPA_INVALID_ARGUMENT, "index is %d; this library has kernels 0 to %d", index, kernel_count() - 1);
 }
 
 Status null_argument(const char *name) {
@@ -100,13 +99,10 @@ Status check_values(const sdpa_params &params) {
   const struct {
     const char *name;
     int32_t value;
-  } sizes[] = {{"batch", params.batch},
-               {"num_heads_q", params.num_heads_q},
-               {"num_heads_kv", params.num_heads_kv},
-               {"seqlen_q", params.seqlen_q},
-               {"seqlen_k", params.seqlen_k},
-               {"head_dim", params.head_dim},
-               {"head_dim_v", params.head_dim_v}};
+  } sizes[] = {
+      {"batch", params.batch},          {"num_heads_q", params.num_heads_q}, {"num_heads_kv", params.num_heads_kv},
+      {"seqlen_q", params.seqlen_q},    {"seqlen_k", params.seqlen_k},       {"head_dim", params.head_dim},
+      {"head_dim_v", params.head_dim_v}};
   for (const auto &size : sizes) {
     const Status status = check_positive(size.name, size.value);
     if (!status.ok()) return status;
@@ -133,8 +129,8 @@ Status check_element_alignment(const char *name, const void *pointer, size_t byt
 // What is optional must be there whole or not at all.
 Status check_options(const sdpa_params &params) {
   if (params.mask_type < SDPA_MASK_NONE || params.mask_type > SDPA_MASK_F32)
-    return make_status(SDPA_INVALID_ARGUMENT, "mask_type is %d; allowed are %d to %d", params.mask_type,
-                       SDPA_MASK_NONE, SDPA_MASK_F32);
+    return make_status(SDPA_INVALID_ARGUMENT, "mask_type is %d; allowed are %d to %d", params.mask_type, SDPA_MASK_NONE,
+                       SDPA_MASK_F32);
   if ((params.mask == nullptr) != (params.mask_type == SDPA_MASK_NONE))
     return make_status(SDPA_INVALID_ARGUMENT, "mask is %p and mask_type %d; allowed are null with %d, or neither",
                        params.mask, params.mask_type, SDPA_MASK_NONE);
@@ -148,12 +144,10 @@ Status check_options(const sdpa_params &params) {
     const char *name;
     const void *pointer;
     size_t bytes;
-  } arrays[] = {{"mask", params.mask, kMaskBytes[params.mask_type]},
-                {"philox_state", params.philox_state, sizeof(uint64_t)},
-                {"seqlens_q", params.seqlens_q, sizeof(int32_t)},
-                {"seqlens_k", params.seqlens_k, sizeof(int32_t)},
-                {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)},
-                {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)}};
+  } arrays[] = {
+      {"mask", params.mask, kMaskBytes[params.mask_type]},    {"philox_state", params.philox_state, sizeof(uint64_t)},
+      {"seqlens_q", params.seqlens_q, sizeof(int32_t)},       {"seqlens_k", params.seqlens_k, sizeof(int32_t)},
+      {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)}, {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)}};
   for (const auto &array : arrays) {
     const Status status = check_element_alignment(array.name, array.pointer, array.bytes);
     if (!status.ok()) return status;
@@ -198,8 +192,8 @@ Status check_general(const sdpa_kernel_info &info, const sdpa_params &params) {
 // The compile-time choices of this row.
 Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
   if (params.dtype != info.dtype)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name,
-                       dtype_name(params.dtype), dtype_name(info.dtype));
+    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name, dtype_name(params.dtype),
+                       dtype_name(info.dtype));
   const Status status = info.is_general ? check_general(info, params) : check_is_plain(info, params);
   if (!status.ok()) return status;
   if (!info.is_split && params.num_splits != 0)
@@ -296,11 +290,10 @@ Status with_problem(Status status, const KernelRow &row, const sdpa_params &para
 template <class Fields>
 uint32_t given_options(const Fields &fields) {
   uint32_t bits = 0;
-  for (const void *const pointer : {static_cast<const void *>(fields.softmax_lse), fields.mask,
-                                    static_cast<const void *>(fields.seqlens_q),
-                                    static_cast<const void *>(fields.seqlens_k),
-                                    static_cast<const void *>(fields.cu_seqlens_q),
-                                    static_cast<const void *>(fields.cu_seqlens_k)})
+  for (const void *const pointer :
+       {static_cast<const void *>(fields.softmax_lse), fields.mask, static_cast<const void *>(fields.seqlens_q),
+        static_cast<const void *>(fields.seqlens_k), static_cast<const void *>(fields.cu_seqlens_q),
+        static_cast<const void *>(fields.cu_seqlens_k)})
     bits = bits << 1 | (pointer != nullptr);
   return bits;
 }
@@ -326,11 +319,12 @@ bool are_fine(const sdpa_plan &plan, const sdpa_addresses &given) {
   const bool is_there = given.q != nullptr && given.k != nullptr && given.v != nullptr && given.out != nullptr;
   const uintptr_t tensors = bits(given.q, given.k, given.v, given.out) % 16;
   const uintptr_t words = bits(given.softmax_lse, given.split_arrivals, given.seqlens_q, given.seqlens_k,
-                               given.cu_seqlens_q, given.cu_seqlens_k) % 4;
+                               given.cu_seqlens_q, given.cu_seqlens_k) %
+                          4;
   const uintptr_t others = bits(given.philox_state) % 8 | bits(given.mask) % kMaskBytes[plan.params.mask_type];
-  const bool has_room = plan.workspace_bytes == 0 ||
-                        (given.workspace != nullptr && given.workspace_bytes >= plan.workspace_bytes &&
-                         bits(given.workspace) % kWorkspaceAlignment == 0);
+  const bool has_room =
+      plan.workspace_bytes == 0 || (given.workspace != nullptr && given.workspace_bytes >= plan.workspace_bytes &&
+                                    bits(given.workspace) % kWorkspaceAlignment == 0);
   return is_there && has_room && (tensors | words | others) == 0 && given_options(given) == plan.given;
 }
 

@@ -37,8 +37,8 @@ void expect(bool is_fine, const char *what, int line) {
 
 struct Runtime {
   std::recursive_mutex mutex;
-  std::map<cudaStream_t, uint64_t> streams;   // ids
-  std::map<uint64_t, uint64_t> captures;      // stream id -> capture id
+  std::map<cudaStream_t, uint64_t> streams;  // ids
+  std::map<uint64_t, uint64_t> captures;     // stream id -> capture id
   std::map<cudaStream_t, std::vector<std::function<void()>>> queued;
   std::set<void *> memory;
   uint64_t last_id = 100;
@@ -197,7 +197,8 @@ void the_first_call_may_be_captured() {
   std::thread([] {  // another thread's capture forbids as much
     EXPECT(launch(128, 1) != nullptr);
     EXPECT(capture_mode == cudaStreamCaptureModeGlobal);
-  }).join();
+  })
+      .join();
   EXPECT(runtime.refused == 0);
   EXPECT(runtime.chunks == 2);
 }

@@ -21,7 +21,7 @@ int sdpa_build_info_get(sdpa_build_info *info) {
   return SDPA_INVALID_ARGUMENT;
 #endif
   *info = {info->struct_size, FAKE_ABI_VERSION, FAKE_TARGET, 13000, FAKE_PARAMS_SIZE, 420, FAKE_VERSION,
-           "digest", "smoke", "89", ""};
+           "digest",          "smoke",          "89",        ""};
   return SDPA_OK;
 }
 

@@ -62,8 +62,8 @@ typedef struct sdpa_params {
   int32_t num_heads_kv; /* divides num_heads_q */
   int32_t seqlen_q;
   int32_t seqlen_k;
-  int32_t head_dim;   /* of q and k */
-  int32_t head_dim_v; /* of v and out */
+  int32_t head_dim;      /* of q and k */
+  int32_t head_dim_v;    /* of v and out */
   int32_t is_causal;     /* 0 or 1 */
   int32_t causal_offset; /* key column j is seen by row i when j <= i + causal_offset; top_left 0, bottom_right Sk-Sq */
   float softmax_scale;
@@ -71,8 +71,8 @@ typedef struct sdpa_params {
   const void *k;
   const void *v;
   void *out;
-  float *softmax_lse;   /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
-  void *workspace;      /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
+  float *softmax_lse; /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
+  void *workspace;    /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
   uint64_t workspace_bytes;
   /* Counters at which the CTAs of a tile meet. Null: the library's, shared by no launch that may overlap this one. Else
    * SDPA_MAX_SPLIT_TILES zeros that nothing else uses meanwhile; every launch leaves them zero, a failed one too. */
@@ -103,7 +103,7 @@ typedef struct sdpa_params {
   int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
   int32_t total_k;
   int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal */
-  int32_t num_splits; /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
+  int32_t num_splits;          /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
 } sdpa_params;
 
 /* What may differ between the launches of a plan: the fields of sdpa_params with these names. */
@@ -148,7 +148,7 @@ typedef struct sdpa_kernel_info {
   int32_t is_causal;
   int32_t is_general; /* 1: takes masks, lengths per sequence, any head_dim up to its own, and causal or not */
   int32_t has_dropout;
-  int32_t is_split; /* 1: general, but without masks; several CTAs may share the keys of a tile */
+  int32_t is_split;    /* 1: general, but without masks; several CTAs may share the keys of a tile */
   int32_t is_unbiased; /* 1: general, but without biases */
   int32_t smem_bytes;  /* dynamic shared memory of one CTA */
   int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */

@@ -68,9 +68,12 @@ void check_mma(float (*to_float)(uint16_t), uint16_t (*draw)(std::mt19937 &)) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     std::vector<MmaProblem> problems(3);  // one for each warp
     for (MmaProblem &problem : problems) {
-      for (auto &row : problem.a) for (uint16_t &x : row) x = draw(random);
-      for (auto &row : problem.b) for (uint16_t &x : row) x = draw(random);
-      for (auto &row : problem.c) for (float &x : row) x = normal(random);
+      for (auto &row : problem.a)
+        for (uint16_t &x : row) x = draw(random);
+      for (auto &row : problem.b)
+        for (uint16_t &x : row) x = draw(random);
+      for (auto &row : problem.c)
+        for (float &x : row) x = normal(random);
     }
     const Configured configured(seed);
     CHECK_OK(run_kernel(1, 96, 0, [&] { mma_as_kernel<Element>(problems[size_t(thread_idx() / 32)]); }));

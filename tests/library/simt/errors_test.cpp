@@ -241,7 +241,11 @@ SIMT_CASE(lowest_failed_block_is_reported) {
 SIMT_CASE(no_block_starts_after_a_failure) {
   const Configured configured(0, 1);
   int num_started = 0;
-  CHECK_BROKEN_RULE(run_kernel(100, 1, 0, [&] { if (++num_started == 3) sync_group(0, 0); }), "block 2, ");
+  CHECK_BROKEN_RULE(run_kernel(100, 1, 0,
+                               [&] {
+                                 if (++num_started == 3) sync_group(0, 0);
+                               }),
+                    "block 2, ");
   CHECK(num_started == 3);
 }
 

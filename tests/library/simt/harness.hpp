@@ -42,26 +42,26 @@ struct Registration {
   static const simt_test::Registration name##_registration(#name, name); \
   static void name()
 
-#define CHECK(condition)                                                \
-  do {                                                                  \
+#define CHECK(condition)                                                     \
+  do {                                                                       \
     if (!(condition)) simt_test::fail_check(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define CHECK_OK(status)                                                                      \
-  do {                                                                                        \
-    const sdpa::Status checked_ = (status);                                                   \
-    if (!checked_.ok()) simt_test::fail_check(__FILE__, __LINE__, checked_.message);          \
+#define CHECK_OK(status)                                                             \
+  do {                                                                               \
+    const sdpa::Status checked_ = (status);                                          \
+    if (!checked_.ok()) simt_test::fail_check(__FILE__, __LINE__, checked_.message); \
   } while (false)
 
 // Fails unless `status` is SDPA_HOST_CHECK and its message holds `text`.
-#define CHECK_BROKEN_RULE(status, text)                                                                     \
-  do {                                                                                                      \
-    const sdpa::Status checked_ = (status);                                                                 \
+#define CHECK_BROKEN_RULE(status, text)                                                                      \
+  do {                                                                                                       \
+    const sdpa::Status checked_ = (status);                                                                  \
     if (checked_.code != SDPA_HOST_CHECK || std::string(checked_.message).find(text) == std::string::npos) { \
-      simt_test::fail_check(__FILE__, __LINE__,                                                             \
-                            std::string("expected the error '") + (text) + "', got status " +               \
-                                std::to_string(checked_.code) + " '" + checked_.message + "'");             \
-    }                                                                                                       \
+      simt_test::fail_check(__FILE__, __LINE__,                                                              \
+                            std::string("expected the error '") + (text) + "', got status " +                \
+                                std::to_string(checked_.code) + " '" + checked_.message + "'");              \
+    }                                                                                                        \
   } while (false)
 
 template <class Body>

@@ -35,19 +35,19 @@ void gemm_kernel(const GemmParams<Element> params) {
   const auto layout_transposed = composition(layout_swizzled, make_layout(Tile{}, LayoutRight{}));
 
   Element *const smem = reinterpret_cast<Element *>(Arch::dynamic_smem());
-  Tensor gA = make_tensor(make_gmem_ptr(params.a), Tile{}, LayoutRight{});            // (M, K)
-  Tensor gB = make_tensor(make_gmem_ptr(params.b), Tile{}, LayoutRight{});            // (K, N) or (N, K)
-  Tensor gC = make_tensor(make_gmem_ptr(params.c), Tile{}, LayoutRight{});            // (M, N)
-  Tensor sA = make_tensor(make_smem_ptr(smem), layout_swizzled);                      // (M, K)
-  Tensor sB = make_tensor(make_smem_ptr(smem + kSize * kSize), layout_swizzled);      // as gB
-  Tensor sBt = make_tensor(make_smem_ptr(smem + kSize * kSize), layout_transposed);   // transposed gB
+  Tensor gA = make_tensor(make_gmem_ptr(params.a), Tile{}, LayoutRight{});           // (M, K)
+  Tensor gB = make_tensor(make_gmem_ptr(params.b), Tile{}, LayoutRight{});           // (K, N) or (N, K)
+  Tensor gC = make_tensor(make_gmem_ptr(params.c), Tile{}, LayoutRight{});           // (M, N)
+  Tensor sA = make_tensor(make_smem_ptr(smem), layout_swizzled);                     // (M, K)
+  Tensor sB = make_tensor(make_smem_ptr(smem + kSize * kSize), layout_swizzled);     // as gB
+  Tensor sBt = make_tensor(make_smem_ptr(smem + kSize * kSize), layout_transposed);  // transposed gB
 
   const auto copy_g2s = make_tiled_copy(Copy_Atom<typename Arch::CpAsync, Element>{},
                                         Layout<Shape<_16, _8>, Stride<_8, _1>>{}, Layout<Shape<_1, _8>>{});
   const auto thr_g2s = copy_g2s.get_slice(thread);
-  Tensor tAgA = thr_g2s.partition_S(gA);                                   // (8, M/16, 1)
-  Tensor tAsA = thr_g2s.partition_D(sA);                                   // (8, M/16, 1)
-  Tensor tAcA = thr_g2s.partition_S(make_identity_tensor(Tile{}));         // (8, M/16, 1)
+  Tensor tAgA = thr_g2s.partition_S(gA);                            // (8, M/16, 1)
+  Tensor tAsA = thr_g2s.partition_D(sA);                            // (8, M/16, 1)
+  Tensor tAcA = thr_g2s.partition_S(make_identity_tensor(Tile{}));  // (8, M/16, 1)
   for (int i = 0; i < size<1>(tAgA); ++i) {
     copy(copy_g2s.with(get<0>(tAcA(0, i, 0)) < params.num_rows), tAgA(_, i, _), tAsA(_, i, _));
   }

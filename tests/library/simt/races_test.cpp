@@ -68,8 +68,8 @@ SIMT_CASE(race_message_names_both_accesses) {
   const std::string message = run_kernel(1, 32, 512, kernel).message;
   CHECK(without_chains(message) ==
         "kernel test_kernel, block 0, warp 0, thread 30: data race at byte 80 of shared memory: ldmatrix reads for its "
-        "warp, in thread 5" + at(6) + "; cp.async writes there, in thread 31" + at(4) +
-        ", and no barrier orders the two");
+        "warp, in thread 5" +
+            at(6) + "; cp.async writes there, in thread 31" + at(4) + ", and no barrier orders the two");
 }
 
 SIMT_CASE(race_read_after_write_without_barrier) {

@@ -150,21 +150,21 @@ struct Host {
   static void fence_device() { simt::fence_device(); }
   static uint32_t increment(uint32_t *counter) { return simt::increment(counter); }
   template <class T>
-  static T load_device(T const *address) {
+  static T load_device(const T *address) {
     return simt::load_device(address);
   }
   template <class T>
-  static void store_device(T *address, T const &value) {
+  static void store_device(T *address, const T &value) {
     simt::store_device(address, value);
   }
 
   static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }
 
   // Reads the byte, so that an address beyond its tensor is found.
-  static void prefetch(void const *address) { static_cast<void>(*static_cast<char const volatile *>(address)); }
+  static void prefetch(const void *address) { static_cast<void>(*static_cast<const volatile char *>(address)); }
 
   static uint32_t byte_pair(uint32_t word, int index) {
-    uint32_t const pair = word >> (16 * index);
+    const uint32_t pair = word >> (16 * index);
     return (pair & 0xffu) | (pair & 0xff00u) << 8;
   }
   static uint32_t at_least_mask(uint32_t pair, uint32_t least) {

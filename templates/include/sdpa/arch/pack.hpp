@@ -15,7 +15,7 @@ SDPA_DEVICE uint32_t pack(float lo, float hi) {
   static_assert(sizeof(Element) == 2);
   uint32_t packed;
 #if defined(SDPA_TARGET_HOST)
-  Element const pair[2] = {Element(lo), Element(hi)};
+  const Element pair[2] = {Element(lo), Element(hi)};
   std::memcpy(&packed, pair, sizeof(packed));
 #else
   if constexpr (std::is_same_v<Element, cutlass::half_t>) {

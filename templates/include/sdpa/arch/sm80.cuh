@@ -82,19 +82,19 @@ struct Sm80 {
   SDPA_DEVICE static uint32_t increment(uint32_t *counter) { return atomicAdd(counter, 1u); }
   // Reads what other CTAs of this launch wrote, past this SM's own cache.
   template <class T>
-  SDPA_DEVICE static T load_device(T const *address) {
+  SDPA_DEVICE static T load_device(const T *address) {
     return __ldcg(address);
   }
   // Writes what they will read; a fence and an arrival have to follow.
   template <class T>
-  SDPA_DEVICE static void store_device(T *address, T const &value) {
+  SDPA_DEVICE static void store_device(T *address, const T &value) {
     *address = value;
   }
 
-  SDPA_DEVICE static void check_alignment(void const *, int) {}
+  SDPA_DEVICE static void check_alignment(const void *, int) {}
 
   // Asks for the cache line of `address`; waits for nothing.
-  SDPA_DEVICE static void prefetch(void const *address) { asm volatile("prefetch.global.L1 [%0];" ::"l"(address)); }
+  SDPA_DEVICE static void prefetch(const void *address) { asm volatile("prefetch.global.L1 [%0];" ::"l"(address)); }
 
   // Bytes 2 * index and 2 * index + 1 of `word`, each in the lower half of 16 bits.
   SDPA_DEVICE static uint32_t byte_pair(uint32_t word, int index) {
@@ -135,7 +135,7 @@ struct Sm80 {
       return make_status(SDPA_INVALID_ARGUMENT, "%s needs %lld CTAs; a launch takes at most %d", name,
                          static_cast<long long>(grid), INT32_MAX);
     kernel<<<dim3(static_cast<unsigned>(grid)), threads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(params);
-    cudaError_t const error = cudaGetLastError();
+    const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess)
       return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
                          cudaGetErrorString(error));

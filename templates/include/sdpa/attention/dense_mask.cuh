@@ -30,30 +30,30 @@ struct DenseMask {
   static constexpr int kRuns = Traits::kBlockN / 4 / kRun;  // of one row
   static constexpr int kRows = Traits::kRowsPerThread;
   static constexpr int kWords = (kRun * kBytes + 3) / 4;
-  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;            // words of a row
+  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
   static constexpr int kCacheLine = 128;
   static constexpr int kAhead = kCapacity / kWords < kRuns ? kCapacity / kWords : kRuns;  // runs that fit
 
-  MaskRef const &ref;
-  char const *head;  // the mask of this batch and head
+  const MaskRef &ref;
+  const char *head;  // the mask of this batch and head
   uint32_t words[kRows][kCapacity];
 
-  SDPA_DEVICE DenseMask(MaskRef const &mask, WorkTile const &tile) : ref(mask) { find_head(tile); }
+  SDPA_DEVICE DenseMask(const MaskRef &mask, const WorkTile &tile) : ref(mask) { find_head(tile); }
 
-  SDPA_DEVICE void find_head(WorkTile const &tile) {
+  SDPA_DEVICE void find_head(const WorkTile &tile) {
     head = ref.data + tile.bidb * ref.batch_stride + tile.bidh * ref.head_stride;
   }
 
   // Reads what the tile at (first_row, first_col) needs, as far as there is room. kWhole: all its columns exist.
   template <bool kWhole, class Coords>
-  SDPA_DEVICE void fetch(Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
+  SDPA_DEVICE void fetch(const Coords &coords, int first_row, int first_col, const Sequence &sequence) {
     if constexpr (kMask != MaskKind::kBias32) fetch_runs<kWhole>(0, kAhead, coords, first_row, first_col, sequence);
   }
 
   // Asks for the lines of the tile at (first_row, first_col), a row a thread. All of the tile's columns exist.
-  SDPA_DEVICE void prefetch(int thread, int first_row, int first_col, Sequence const &sequence) const {
+  SDPA_DEVICE void prefetch(int thread, int first_row, int first_col, const Sequence &sequence) const {
     if (!ref.is_vectorised) return;
-    char const *const from = vector_at(cute::min(first_row + thread, sequence.seqlen_q - 1), first_col);
+    const char *const from = vector_at(cute::min(first_row + thread, sequence.seqlen_q - 1), first_col);
     CUTE_UNROLL
     for (int byte = 0; byte < Traits::kBlockN * kBytes; byte += kCacheLine) Arch::prefetch(from + byte);
   }
@@ -61,7 +61,7 @@ struct DenseMask {
   // coords: (rows, cols) of the tile of the scores. False: no row of this warp sees a key of the block, and the scores
   // are left as they were.
   template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE bool apply(Scores &scores, Coords const &coords, int first_row, int first_col, Sequence const &sequence) {
+  SDPA_DEVICE bool apply(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence) {
     if constexpr (kMask == MaskKind::kBool) return select<kWhole>(scores, coords, first_row, first_col, sequence);
     if constexpr (kMask == MaskKind::kBias16) add_16<kWhole>(scores, coords, first_row, first_col, sequence);
     if constexpr (kMask == MaskKind::kBias32) add_32<kWhole>(scores, coords, first_row, first_col, sequence);
@@ -72,8 +72,8 @@ struct DenseMask {
   static constexpr uint32_t kAllSeen = kRun == 8 ? 0x01010101u : 0x0101u;
 
   template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE bool select(Scores &scores, Coords const &coords, int first_row, int first_col,
-                          Sequence const &sequence) {
+  SDPA_DEVICE bool select(Scores &scores, const Coords &coords, int first_row, int first_col,
+                          const Sequence &sequence) {
     if constexpr (kAhead == kRuns) {
       uint32_t every = kAllSeen, some = 0;
       CUTE_UNROLL
@@ -93,7 +93,7 @@ struct DenseMask {
       for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
         CUTE_UNROLL
         for (int c = 0; c < kRun; ++c) {
-          bool const is_seen = (words[i][(u - first) * kWords + c / 4] & 0xffu << (c % 4 * 8)) != 0;
+          const bool is_seen = (words[i][(u - first) * kWords + c / 4] & 0xffu << (c % 4 * 8)) != 0;
           if (!is_seen) scores(i, u * kRun + c) = -INFINITY;
         }
       });
@@ -103,9 +103,9 @@ struct DenseMask {
 
   // Nothing is read ahead: kCapacity holds too little of it.
   template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE void add_32(Scores &scores, Coords const &coords, int first_row, int first_col,
-                          Sequence const &sequence) {
-    auto const add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
+  SDPA_DEVICE void add_32(Scores &scores, const Coords &coords, int first_row, int first_col,
+                          const Sequence &sequence) {
+    const auto add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
       for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
         uint32_t wide[kWords];
         fetch(wide, row_of(coords, i, first_row, sequence), column_of(coords, u, first_col));
@@ -114,19 +114,17 @@ struct DenseMask {
       });
     };
     if (ref.is_vectorised) {
-      add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
-        fetch_vector<kWhole>(into, row, column, sequence.seqlen_k);
-      });
+      add_runs([&](uint32_t *into, int row, int column)
+                   SDPA_INLINE_LAMBDA { fetch_vector<kWhole>(into, row, column, sequence.seqlen_k); });
     } else {
-      add_runs([&](uint32_t *into, int row, int column) SDPA_INLINE_LAMBDA {
-        fetch_elements(into, row, column, sequence.seqlen_k);
-      });
+      add_runs([&](uint32_t *into, int row, int column)
+                   SDPA_INLINE_LAMBDA { fetch_elements(into, row, column, sequence.seqlen_k); });
     }
   }
 
   template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE void add_16(Scores &scores, Coords const &coords, int first_row, int first_col,
-                          Sequence const &sequence) {
+  SDPA_DEVICE void add_16(Scores &scores, const Coords &coords, int first_row, int first_col,
+                          const Sequence &sequence) {
     CUTE_UNROLL
     for (int first = 0; first < kRuns; first += kAhead) {
       if (first > 0) fetch_runs<kWhole>(first, first + kAhead, coords, first_row, first_col, sequence);
@@ -134,8 +132,8 @@ struct DenseMask {
         for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
           CUTE_UNROLL
           for (int c = 0; c < kRun; ++c) {
-            uint32_t const word = words[i][(u - first) * kWords + c / 2];
-            auto const bits = static_cast<uint16_t>(word >> (c % 2 * 16));
+            const uint32_t word = words[i][(u - first) * kWords + c / 2];
+            const auto bits = static_cast<uint16_t>(word >> (c % 2 * 16));
             add(scores(i, u * kRun + c), static_cast<float>(cutlass::half_t::bitcast(bits)));
           }
         });
@@ -143,7 +141,7 @@ struct DenseMask {
         for_each_run(first, first + kAhead, [&](int i, int u) SDPA_INLINE_LAMBDA {
           CUTE_UNROLL
           for (int c = 0; c < kRun; ++c) {
-            uint32_t const word = words[i][(u - first) * kWords + c / 2];
+            const uint32_t word = words[i][(u - first) * kWords + c / 2];
             add(scores(i, u * kRun + c), as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u));
           }
         });
@@ -171,8 +169,8 @@ struct DenseMask {
   // Runs first to last - 1 of every row, to the front of `words`. Rows that do not attend read the last one that does;
   // columns beyond seqlen_k are not read and count as 0.
   template <bool kWhole, class Coords>
-  SDPA_DEVICE void fetch_runs(int first, int last, Coords const &coords, int first_row, int first_col,
-                              Sequence const &sequence) {
+  SDPA_DEVICE void fetch_runs(int first, int last, const Coords &coords, int first_row, int first_col,
+                              const Sequence &sequence) {
     if (ref.is_vectorised) {
       for_each_run(first, last, [&](int i, int u) SDPA_INLINE_LAMBDA {
         fetch_vector<kWhole>(&words[i][(u - first) * kWords], row_of(coords, i, first_row, sequence),
@@ -187,17 +185,17 @@ struct DenseMask {
   }
 
   template <class Coords>
-  SDPA_DEVICE static int row_of(Coords const &coords, int i, int first_row, Sequence const &sequence) {
+  SDPA_DEVICE static int row_of(const Coords &coords, int i, int first_row, const Sequence &sequence) {
     return cute::min(first_row + static_cast<int>(cute::get<0>(coords(i, 0))), sequence.seqlen_q - 1);
   }
 
   template <class Coords>
-  SDPA_DEVICE static int column_of(Coords const &coords, int u, int first_col) {
+  SDPA_DEVICE static int column_of(const Coords &coords, int u, int first_col) {
     return first_col + static_cast<int>(cute::get<1>(coords(0, u * kRun)));
   }
 
   // In a mask that allows vectors: its rows are less than 2^31 bytes apart.
-  SDPA_DEVICE char const *vector_at(int row, int column) const {
+  SDPA_DEVICE const char *vector_at(int row, int column) const {
     return head + static_cast<int64_t>(column) * kBytes + int64_t{row} * static_cast<int32_t>(ref.row_stride);
   }
 
@@ -212,8 +210,8 @@ struct DenseMask {
   }
 
   SDPA_DEVICE void fetch_elements(uint32_t *into, int row, int column, int seqlen_k) const {
-    char const *const from = head + row * ref.row_stride + column * ref.column_stride;
-    int const valid = cute::min(int{kRun}, seqlen_k - column);
+    const char *const from = head + row * ref.row_stride + column * ref.column_stride;
+    const int valid = cute::min(int{kRun}, seqlen_k - column);
     CUTE_UNROLL
     for (int w = 0; w < kWords; ++w) into[w] = 0;
     CUTE_NO_UNROLL
@@ -226,26 +224,26 @@ struct DenseMask {
     }
   }
 
-  SDPA_DEVICE static uint32_t load_element(char const *from) {
-    if constexpr (kBytes == 1) return *reinterpret_cast<uint8_t const *>(from);
-    if constexpr (kBytes == 2) return *reinterpret_cast<uint16_t const *>(from);
-    if constexpr (kBytes == 4) return *reinterpret_cast<uint32_t const *>(from);
+  SDPA_DEVICE static uint32_t load_element(const char *from) {
+    if constexpr (kBytes == 1) return *reinterpret_cast<const uint8_t *>(from);
+    if constexpr (kBytes == 2) return *reinterpret_cast<const uint16_t *>(from);
+    if constexpr (kBytes == 4) return *reinterpret_cast<const uint32_t *>(from);
   }
 
-  SDPA_DEVICE static void load_vector(uint32_t *into, char const *from) {
+  SDPA_DEVICE static void load_vector(uint32_t *into, const char *from) {
     constexpr int kRunBytes = kRun * kBytes;
     Arch::check_alignment(from, kRunBytes < 16 ? kRunBytes : 16);
-    if constexpr (kRunBytes == 2) into[0] = *reinterpret_cast<uint16_t const *>(from);
-    if constexpr (kRunBytes == 4) into[0] = *reinterpret_cast<uint32_t const *>(from);
+    if constexpr (kRunBytes == 2) into[0] = *reinterpret_cast<const uint16_t *>(from);
+    if constexpr (kRunBytes == 4) into[0] = *reinterpret_cast<const uint32_t *>(from);
     if constexpr (kRunBytes == 8) {
-      uint2 const two = *reinterpret_cast<uint2 const *>(from);
+      const uint2 two = *reinterpret_cast<const uint2 *>(from);
       into[0] = two.x;
       into[1] = two.y;
     }
     if constexpr (kRunBytes >= 16) {
       CUTE_UNROLL
       for (int v = 0; v < kRunBytes / 16; ++v) {
-        uint4 const four = reinterpret_cast<uint4 const *>(from)[v];
+        const uint4 four = reinterpret_cast<const uint4 *>(from)[v];
         into[4 * v] = four.x;
         into[4 * v + 1] = four.y;
         into[4 * v + 2] = four.z;

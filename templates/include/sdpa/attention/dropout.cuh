@@ -31,10 +31,10 @@ struct Dropout {
   uint32_t threshold_high;
   uint32_t threshold_low;
 
-  SDPA_DEVICE Dropout(GeneralParams const &params, WorkTile const &tile) {
-    DropoutRef const &ref = params.dropout;
-    uint64_t const seed = ref.philox_state ? ref.philox_state[0] : ref.philox_seed;
-    uint64_t const philox_offset = ref.philox_state ? ref.philox_state[1] : ref.philox_offset;
+  SDPA_DEVICE Dropout(const GeneralParams &params, const WorkTile &tile) {
+    const DropoutRef &ref = params.dropout;
+    const uint64_t seed = ref.philox_state ? ref.philox_state[0] : ref.philox_seed;
+    const uint64_t philox_offset = ref.philox_state ? ref.philox_state[1] : ref.philox_offset;
     key[0] = static_cast<uint32_t>(seed);
     key[1] = static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(philox_offset >> 32);
     offset = static_cast<uint32_t>(philox_offset);
@@ -49,7 +49,7 @@ struct Dropout {
 
   // pairs ((1, 2), MMA_M, MMA_N): P, two neighbouring keys in a register. coords (rows, cols) as for the scores.
   template <class Pairs, class Coords>
-  SDPA_DEVICE void apply(Pairs &pairs, Coords const &coords, int first_row, int first_col) const {
+  SDPA_DEVICE void apply(Pairs &pairs, const Coords &coords, int first_row, int first_col) const {
     using namespace cute;
     static_assert(kBlockN % 32 == 0 && !Traits::kPermuteKeys, "a thread holds whole Philox blocks");
     arch::static_for<kBlockN / kColumns>([&](auto part) SDPA_INLINE_LAMBDA {
@@ -57,8 +57,8 @@ struct Dropout {
       uint32_t words[kBlocks][4];
       arch::static_for<kBlocks>([&](auto block) SDPA_INLINE_LAMBDA {
         constexpr int b = decltype(block)::value;
-        uint32_t const row = first_row + get<0>(coords(2 * (b % kMmaM), 0));
-        uint32_t const column = first_col + get<1>(coords(0, (kFirst + b / kMmaM * 32) / 4));
+        const uint32_t row = first_row + get<0>(coords(2 * (b % kMmaM), 0));
+        const uint32_t column = first_col + get<1>(coords(0, (kFirst + b / kMmaM * 32) / 4));
         words[b][0] = column / 32 * 4 + column / 2 % 4;
         words[b][1] = row / 16 * 8 + row % 8;
         words[b][2] = head;
@@ -68,9 +68,9 @@ struct Dropout {
       arch::static_for<kBlocks>([&](auto block) SDPA_INLINE_LAMBDA {
         constexpr int b = decltype(block)::value;
         constexpr uint32_t kTop = 0x80808080u;
-        uint32_t const(&w)[4] = words[b];
-        uint32_t const shared = (w[0] & kTop) | (w[1] & kTop) >> 1 | (w[2] & kTop) >> 2 | (w[3] & kTop) >> 3;
-        uint32_t const threshold = (threshold_high + (shared < threshold_low ? 1u : 0u)) * 0x00010001u;
+        const uint32_t (&w)[4] = words[b];
+        const uint32_t shared = (w[0] & kTop) | (w[1] & kTop) >> 1 | (w[2] & kTop) >> 2 | (w[3] & kTop) >> 3;
+        const uint32_t threshold = (threshold_high + (shared < threshold_low ? 1u : 0u)) * 0x00010001u;
         arch::static_for<8>([&](auto pair) SDPA_INLINE_LAMBDA {
           constexpr int t = decltype(pair)::value / 2, half = decltype(pair)::value % 2;
           pairs(half, b % kMmaM, kFirst / 8 + b / kMmaM * 4 + t) &=
@@ -93,9 +93,9 @@ struct Dropout {
     for (int round = 0; round < 7; ++round) {
       CUTE_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
-        uint32_t(&c)[4] = words[b];
-        uint64_t const product0 = uint64_t{0xD2511F53u} * c[0];
-        uint64_t const product1 = uint64_t{0xCD9E8D57u} * c[2];
+        uint32_t (&c)[4] = words[b];
+        const uint64_t product0 = uint64_t{0xD2511F53u} * c[0];
+        const uint64_t product1 = uint64_t{0xCD9E8D57u} * c[2];
         c[0] = static_cast<uint32_t>(product1 >> 32) ^ c[1] ^ k0;
         c[1] = static_cast<uint32_t>(product1);
         c[2] = static_cast<uint32_t>(product0 >> 32) ^ c[3] ^ k1;

@@ -19,17 +19,17 @@ struct TensorRef {
 };
 
 struct Params {
-  TensorRef q;    // [batch, num_heads_q, seqlen_q, head_dim]
-  TensorRef k;    // [batch, num_heads_kv, seqlen_k, head_dim]
-  TensorRef v;    // [batch, num_heads_kv, seqlen_k, head_dim]
-  TensorRef out;  // [batch, num_heads_q, seqlen_q, head_dim]
+  TensorRef q;         // [batch, num_heads_q, seqlen_q, head_dim]
+  TensorRef k;         // [batch, num_heads_kv, seqlen_k, head_dim]
+  TensorRef v;         // [batch, num_heads_kv, seqlen_k, head_dim]
+  TensorRef out;       // [batch, num_heads_q, seqlen_q, head_dim]
   float *softmax_lse;  // [batch, num_heads_q, seqlen_q], or null
   int64_t lse_batch_stride;
   int64_t lse_head_stride;
   int32_t seqlen_q;
-  int32_t seqlen_k;       // keys that at least one query sees
-  int32_t causal_offset;  // key j is seen by row i when j <= i + causal_offset
-  int32_t negate_q;       // softmax_scale was negative: its sign is moved to Q
+  int32_t seqlen_k;          // keys that at least one query sees
+  int32_t causal_offset;     // key j is seen by row i when j <= i + causal_offset
+  int32_t negate_q;          // softmax_scale was negative: its sign is moved to Q
   float softmax_scale_log2;  // > 0; with a bias log2(e), since bias and scores meet in natural units
   TileScheduler scheduler;
 };
@@ -50,7 +50,7 @@ SDPA_HOST_DEVICE constexpr MaskKind mask_kind(MaskType type) {
 
 // A dense mask or bias, broadcast by strides of 0.
 struct MaskRef {
-  char const *data;
+  const char *data;
   int64_t batch_stride;  // bytes, like the others
   int64_t head_stride;
   int64_t row_stride;
@@ -62,15 +62,15 @@ struct MaskRef {
 
 // Lengths of the sequences of a batch in device memory; each pointer may be null.
 struct LengthsRef {
-  int32_t const *seqlens;     // [batch]
-  int32_t const *cu_seqlens;  // [batch + 1], first rows of packed sequences
+  const int32_t *seqlens;     // [batch]
+  const int32_t *cu_seqlens;  // [batch + 1], first rows of packed sequences
   int32_t total;              // rows of the packed tensor
 };
 
 struct DropoutRef {
   uint64_t philox_seed;
   uint64_t philox_offset;
-  uint64_t const *philox_state;  // {seed, offset} in device memory, instead of the two above; or null
+  const uint64_t *philox_state;  // {seed, offset} in device memory, instead of the two above; or null
   uint32_t threshold_high;       // see dropout.cuh
   uint32_t threshold_low;
   float keep_scale;  // 1 / p_keep

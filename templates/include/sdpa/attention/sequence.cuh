@@ -9,18 +9,18 @@
 namespace sdpa {
 
 struct Sequence {
-  int seqlen_q;       // rows that attend
-  int num_rows;       // rows of out: those from seqlen_q on become 0 and -inf
-  int seqlen_k;       // keys that at least one row sees
-  int causal_offset;  // key j is seen by row i when j <= i + causal_offset
+  int seqlen_q;         // rows that attend
+  int num_rows;         // rows of out: those from seqlen_q on become 0 and -inf
+  int seqlen_k;         // keys that at least one row sees
+  int causal_offset;    // key j is seen by row i when j <= i + causal_offset
   int64_t first_row_q;  // where the sequence starts in packed tensors
   int64_t first_row_k;
 
-  SDPA_DEVICE static Sequence make(Params const &params, int /*bidb*/) {
+  SDPA_DEVICE static Sequence make(const Params &params, int /*bidb*/) {
     return {params.seqlen_q, params.seqlen_q, params.seqlen_k, params.causal_offset, 0, 0};
   }
 
-  SDPA_DEVICE static Sequence make(GeneralParams const &params, int bidb) {
+  SDPA_DEVICE static Sequence make(const GeneralParams &params, int bidb) {
     Sequence s;
     s.num_rows = params.seqlen_q;
     int num_keys = params.seqlen_k;
@@ -39,15 +39,15 @@ struct Sequence {
 
  private:
   // The first packed row of the sequence, whose length is cut to what lies in the tensor; 0 for tensors with a batch.
-  SDPA_DEVICE static int first_row(LengthsRef const &lengths, int bidb, int &length) {
+  SDPA_DEVICE static int first_row(const LengthsRef &lengths, int bidb, int &length) {
     if (lengths.cu_seqlens == nullptr) return 0;
-    int const begin = cute::max(0, cute::min(lengths.cu_seqlens[bidb], lengths.total));
-    int const end = cute::max(begin, cute::min(lengths.cu_seqlens[bidb + 1], lengths.total));
+    const int begin = cute::max(0, cute::min(lengths.cu_seqlens[bidb], lengths.total));
+    const int end = cute::max(begin, cute::min(lengths.cu_seqlens[bidb + 1], lengths.total));
     length = cute::min(length, end - begin);
     return begin;
   }
 
-  SDPA_DEVICE static int used(LengthsRef const &lengths, int bidb, int length) {
+  SDPA_DEVICE static int used(const LengthsRef &lengths, int bidb, int length) {
     return lengths.seqlens == nullptr ? length : cute::max(0, cute::min(lengths.seqlens[bidb], length));
   }
 };

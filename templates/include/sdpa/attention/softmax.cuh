@@ -24,14 +24,14 @@ using namespace cute;
 
 // Accumulator ((2, 2), MMA_M, MMA_N) → (rows, cols) = ((2, MMA_M), (2, MMA_N))
 template <class Layout_>
-SDPA_HOST_DEVICE auto accumulator_rows_cols(Layout_ const &acc) {
+SDPA_HOST_DEVICE auto accumulator_rows_cols(const Layout_ &acc) {
   return make_layout(make_layout(get<0, 1>(acc), get<1>(acc)), make_layout(get<0, 0>(acc), get<2>(acc)));
 }
 
 // Accumulator ((2, 2), MMA_M, MMA_N) → A operand of m16n8k16 ((2, 2, 2), MMA_M, MMA_N / 2), same registers
 template <class Layout_>
-SDPA_HOST_DEVICE auto accumulator_as_operand_a(Layout_ const &acc) {
-  auto const l = logical_divide(acc, Shape<Underscore, Underscore, _2>{});  // ((2, 2), MMA_M, (2, MMA_N / 2))
+SDPA_HOST_DEVICE auto accumulator_as_operand_a(const Layout_ &acc) {
+  const auto l = logical_divide(acc, Shape<Underscore, Underscore, _2>{});  // ((2, 2), MMA_M, (2, MMA_N / 2))
   return make_layout(make_layout(get<0, 0>(l), get<0, 1>(l), get<2, 0>(l)), get<1>(l), get<2, 1>(l));
 }
 
@@ -75,7 +75,7 @@ struct Softmax {
     }
     float factor = softmax_scale_log2;  // of what `scores` holds
     if (Arch::any(moves)) {
-      bool const is_sharp = move_reference<kHasBias>(block_max, out, softmax_scale_log2);
+      const bool is_sharp = move_reference<kHasBias>(block_max, out, softmax_scale_log2);
       if (is_sharp) {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
@@ -121,7 +121,7 @@ struct Softmax {
 
   // True, in all lanes, when the block is sharp.
   template <bool kHasBias, class Out>
-  SDPA_DEVICE bool move_reference(float const (&block_max)[kRows], Out &out, float softmax_scale_log2) {
+  SDPA_DEVICE bool move_reference(const float (&block_max)[kRows], Out &out, float softmax_scale_log2) {
     bool is_sharp = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -129,7 +129,7 @@ struct Softmax {
       max = fmaxf(max, Arch::shfl_xor(max, 2));
       max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
       is_sharp |= fabsf(max) > kSharp && max != kNoKey;
-      float const scores_scale = Arch::exp2(row_max[i] - max);
+      const float scores_scale = Arch::exp2(row_max[i] - max);
       row_max[i] = max;
       row_sum[i] *= scores_scale;
       CUTE_UNROLL

@@ -29,12 +29,12 @@ struct TileScheduler {
   int num_m_blocks;
   int num_full_sections;
   int takes_batches_first;
-  cutlass::FastDivmod m_blocks;         // by num_m_blocks
-  cutlass::FastDivmod section_tiles;    // by heads_per_section * num_m_blocks
-  cutlass::FastDivmod section_heads;    // by heads_per_section
-  cutlass::FastDivmod last_heads;       // by the heads of the last, shorter section
-  cutlass::FastDivmod heads_q;          // by num_heads_q, or by batch
-  cutlass::FastDivmod heads_q_per_kv;   // by num_heads_q / num_heads_kv
+  cutlass::FastDivmod m_blocks;        // by num_m_blocks
+  cutlass::FastDivmod section_tiles;   // by heads_per_section * num_m_blocks
+  cutlass::FastDivmod section_heads;   // by heads_per_section
+  cutlass::FastDivmod last_heads;      // by the heads of the last, shorter section
+  cutlass::FastDivmod heads_q;         // by num_heads_q, or by batch
+  cutlass::FastDivmod heads_q_per_kv;  // by num_heads_q / num_heads_kv
 
   static constexpr unsigned kRun = 8;
 
@@ -42,11 +42,11 @@ struct TileScheduler {
   static constexpr int64_t kL2Budget = 24 << 20;
 
   static TileScheduler make(int num_m_blocks, int batch, int num_heads_q, int num_heads_kv, int64_t kv_bytes_per_head) {
-    int64_t const heads = static_cast<int64_t>(batch) * num_heads_q;
-    int64_t const ratio = num_heads_q / num_heads_kv;
+    const int64_t heads = static_cast<int64_t>(batch) * num_heads_q;
+    const int64_t ratio = num_heads_q / num_heads_kv;
     int64_t fitting = kL2Budget / (kv_bytes_per_head > 0 ? kv_bytes_per_head : 1) * ratio;
-    int64_t const per_section = fitting < 1 ? 1 : fitting > heads ? heads : fitting;
-    int64_t const last = heads % per_section;
+    const int64_t per_section = fitting < 1 ? 1 : fitting > heads ? heads : fitting;
+    const int64_t last = heads % per_section;
     TileScheduler s;
     s.num_m_blocks = num_m_blocks;
     s.takes_batches_first = 0;
@@ -72,7 +72,7 @@ struct TileScheduler {
     if constexpr (kIsCausal) {
       int section, in_section, from_longest, in_row;
       section_tiles(section, in_section, block_idx);
-      bool const is_full_section = section < num_full_sections;
+      const bool is_full_section = section < num_full_sections;
       if constexpr (kOrder == CausalOrder::kInRuns) {
         in_runs(from_longest, in_row, in_section, is_full_section);
       } else {
@@ -106,8 +106,8 @@ struct TileScheduler {
 
   // The same with runs of tiles; those beyond the last whole run are single again.
   SDPA_DEVICE void in_runs(int &from_longest, int &in_row, int in_section, bool is_full_section) const {
-    int const in_whole_runs = static_cast<int>(static_cast<unsigned>(num_m_blocks) / kRun * kRun);
-    int const heads = is_full_section ? section_heads.divisor : last_heads.divisor;
+    const int in_whole_runs = static_cast<int>(static_cast<unsigned>(num_m_blocks) / kRun * kRun);
+    const int heads = is_full_section ? section_heads.divisor : last_heads.divisor;
     if (in_section < in_whole_runs * heads) {
       int run;
       in_turn(run, in_row, static_cast<int>(static_cast<unsigned>(in_section) / kRun), is_full_section);

@@ -27,19 +27,19 @@ struct Epilogue {
 
   // tOrO ((2, 2), MMA_M, MMA_K) of the only KV group.
   template <class Accumulator>
-  SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
+  SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
-    int const tid = Traits::kIsGeneral ? Arch::thread_idx_again() : Arch::thread_idx();
-    auto const thr_mma = typename Traits::TiledMma{}.get_slice(tid);
+    const int tid = Traits::kIsGeneral ? Arch::thread_idx_again() : Arch::thread_idx();
+    const auto thr_mma = typename Traits::TiledMma{}.get_slice(tid);
     Tensor tOcO_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     Tensor tOcO = make_tensor(tOcO_.data(), accumulator_rows_cols(tOcO_.layout()));     // (rows, cols)
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
     softmax.finish();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      int const row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
+      const int row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
       if (Traits::kIsGeneral && row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;
-      float const inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);
+      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
       if (params.softmax_lse && tid % 4 == 0 && row < sequence.num_rows)
@@ -61,30 +61,30 @@ struct Epilogue {
     }
     Arch::syncwarp();  // the warp's rows of O are in shared memory
 
-    int const warp = tid / 32, lane = tid % 32;
+    const int warp = tid / 32, lane = tid % 32;
     CUTE_UNROLL
     for (int m = 0; m < Traits::kMmaM; ++m) {
-      int const first_row = (m * Traits::kWarpsM + warp) * 16;
+      const int first_row = (m * Traits::kWarpsM + warp) * 16;
       CUTE_UNROLL
       for (int it = 0; it < 16 * kVectorsPerRow / 32; ++it) {
-        int const index = it * 32 + lane;
-        int const row = first_row + index / kVectorsPerRow;
-        int const col = index % kVectorsPerRow * 8;
-        int const out_row = tile.m_block * kBlockM + row;
+        const int index = it * 32 + lane;
+        const int row = first_row + index / kVectorsPerRow;
+        const int col = index % kVectorsPerRow * 8;
+        const int out_row = tile.m_block * kBlockM + row;
         if (out_row < sequence.num_rows && col < Traits::head_dim_v(params))
           *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
-              *reinterpret_cast<Vector const *>(&sO(row, col));
+              *reinterpret_cast<const Vector *>(&sO(row, col));
       }
     }
   }
 
   // tOrO ((2, 2), MMA_M, MMA_K) of this thread's KV group.
   template <class Accumulator>
-  SDPA_DEVICE static void merge_tile(Params const &params, WorkTile const &tile, Sequence const &sequence, char *smem,
+  SDPA_DEVICE static void merge_tile(const Params &params, const WorkTile &tile, const Sequence &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
     using Merge = GroupMerge<Traits>;
     Merge merged(smem, tOrO, softmax);
-    int const first_row = tile.m_block * kBlockM;
+    const int first_row = tile.m_block * kBlockM;
     uint32_t words[Merge::kUnits][2];  // rows 2m and 2m + 1, two columns each
     CUTE_UNROLL
     for (int m = 0; m < Traits::kMmaM; ++m) {
@@ -97,24 +97,24 @@ struct Epilogue {
       }
       CUTE_UNROLL
       for (int u = m * Merge::kTiles; u < (m + 1) * Merge::kTiles; ++u) {
-        float4 const &unit = merged.out[u];
+        const float4 &unit = merged.out[u];
         words[u][0] = arch::pack<Element>(unit.x * inverse[0], unit.y * inverse[0]);
         words[u][1] = arch::pack<Element>(unit.z * inverse[1], unit.w * inverse[1]);
       }
     }
 
     // A quad holds 8 columns of two rows in two words a lane: two units make a vector of 8 columns for each lane.
-    int const quad_lane = merged.tid % 4;
+    const int quad_lane = merged.tid % 4;
     CUTE_UNROLL
     for (int first = 0; first < Merge::kUnits; first += 2) {
-      bool const is_pair = first + 1 < Merge::kUnits;
+      const bool is_pair = first + 1 < Merge::kUnits;
       uint32_t vector[4] = {words[first][0], words[first][1], is_pair ? words[first + is_pair][0] : 0,
                             is_pair ? words[first + is_pair][1] : 0};
       transpose_quad(vector, quad_lane);
-      int const u = first + quad_lane / 2;
-      int const m = Traits::kMmaM == 1 ? 0 : u / Merge::kTiles;
-      int const row = first_row + merged.row(2 * m + quad_lane % 2);
-      int const col = merged.tile_col(u - m * Merge::kTiles);
+      const int u = first + quad_lane / 2;
+      const int m = Traits::kMmaM == 1 ? 0 : u / Merge::kTiles;
+      const int row = first_row + merged.row(2 * m + quad_lane % 2);
+      const int col = merged.tile_col(u - m * Merge::kTiles);
       if (u < Merge::kUnits && row < sequence.num_rows && col < Traits::head_dim_v(params))
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
             make_uint4(vector[0], vector[1], vector[2], vector[3]);
@@ -122,7 +122,7 @@ struct Epilogue {
     if (params.softmax_lse && merged.group == 0 && quad_lane < 2) {
       CUTE_UNROLL
       for (int m = 0; m < Traits::kMmaM; ++m) {
-        int const row = first_row + merged.row(2 * m + quad_lane);
+        const int row = first_row + merged.row(2 * m + quad_lane);
         if (row < sequence.num_rows)
           *lse_at(params, tile, sequence, row) =
               quad_lane == 0 ? SoftmaxState::lse(merged.row_max[2 * m], merged.row_sum[2 * m])
@@ -131,10 +131,10 @@ struct Epilogue {
     }
   }
 
-  SDPA_DEVICE static void store_empty(Params const &params, WorkTile const &tile, Sequence const &sequence) {
+  SDPA_DEVICE static void store_empty(const Params &params, const WorkTile &tile, const Sequence &sequence) {
     for (int index = Arch::thread_idx(); index < kBlockM * kVectorsPerRow; index += Traits::kThreads) {
-      int const out_row = tile.m_block * kBlockM + index / kVectorsPerRow;
-      int const col = index % kVectorsPerRow * 8;
+      const int out_row = tile.m_block * kBlockM + index / kVectorsPerRow;
+      const int col = index % kVectorsPerRow * 8;
       if (out_row >= sequence.num_rows) break;
       if (col < Traits::head_dim_v(params))
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) = make_uint4(0, 0, 0, 0);
@@ -142,13 +142,13 @@ struct Epilogue {
     }
   }
 
-  SDPA_DEVICE static Element *out_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
+  SDPA_DEVICE static Element *out_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {
     return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
            tile.bidh * params.out.head_stride + sequence.first_row_q * params.out.row_stride +
            Traits::row_offset(params, params.out, row);
   }
 
-  SDPA_DEVICE static float *lse_at(Params const &params, WorkTile const &tile, Sequence const &sequence, int row) {
+  SDPA_DEVICE static float *lse_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {
     float *const lse = params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride +
                        sequence.first_row_q;
     if constexpr (Traits::kIsSplit) {
@@ -163,24 +163,24 @@ struct Epilogue {
  private:
   // A 4 x 4 matrix, of which each lane of a quad holds a column: afterwards it holds a row, row `quad_lane`.
   SDPA_DEVICE static void transpose_quad(uint32_t (&words)[4], int quad_lane) {
-    bool const is_odd = quad_lane % 2 != 0, is_high = quad_lane >= 2;
+    const bool is_odd = quad_lane % 2 != 0, is_high = quad_lane >= 2;
     uint32_t pairs[2][2];  // of rows `is_odd` and 2 + is_odd: columns 0 and 1 in the lower lanes, 2 and 3 in the upper
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      uint32_t const other = Arch::shfl_xor(is_odd ? words[2 * i] : words[2 * i + 1], 1);
+      const uint32_t other = Arch::shfl_xor(is_odd ? words[2 * i] : words[2 * i + 1], 1);
       pairs[i][0] = is_odd ? other : words[2 * i];
       pairs[i][1] = is_odd ? words[2 * i + 1] : other;
     }
     CUTE_UNROLL
     for (int j = 0; j < 2; ++j) {
-      uint32_t const own = is_high ? pairs[1][j] : pairs[0][j];
-      uint32_t const other = Arch::shfl_xor(is_high ? pairs[0][j] : pairs[1][j], 2);
+      const uint32_t own = is_high ? pairs[1][j] : pairs[0][j];
+      const uint32_t other = Arch::shfl_xor(is_high ? pairs[0][j] : pairs[1][j], 2);
       words[j] = is_high ? other : own;
       words[2 + j] = is_high ? own : other;
     }
   }
 
-  SDPA_DEVICE static float keep_scale(Params const &params) {
+  SDPA_DEVICE static float keep_scale(const Params &params) {
     if constexpr (Traits::kHasDropout) return params.dropout.keep_scale;
     return 1.f;
   }

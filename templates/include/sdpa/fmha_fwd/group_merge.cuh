@@ -28,15 +28,15 @@ struct GroupMerge {
   static constexpr int kUnits = Traits::kMmaM * kTiles;
   static constexpr bool kSumsFirst = Traits::kGroupThreads > 32;
 
-  int const group = Arch::thread_idx() / Traits::kGroupThreads;
-  int const tid = Arch::thread_idx() % Traits::kGroupThreads;  // in the group
+  const int group = Arch::thread_idx() / Traits::kGroupThreads;
+  const int tid = Arch::thread_idx() % Traits::kGroupThreads;  // in the group
   float row_max[Traits::kRowsPerThread];
   float row_sum[Traits::kRowsPerThread];
   float4 out[kUnits];  // [m * kTiles + t]: row 2m in x and y, row 2m + 1 in z and w, of tile t of the slice
 
   // tOrO ((2, 2), MMA_M, MMA_K) of this thread's group; all threads of the CTA call.
   template <class Accumulator>
-  SDPA_DEVICE GroupMerge(char *smem, Accumulator const &tOrO, SoftmaxState const &softmax) {
+  SDPA_DEVICE GroupMerge(char *smem, const Accumulator &tOrO, const SoftmaxState &softmax) {
     Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take what it hands over
     hand_over(room_of(smem, group), tOrO, softmax);
     Arch::syncthreads();  // all slices are in shared memory
@@ -44,9 +44,7 @@ struct GroupMerge {
   }
 
   // The tile's row that is row i of this thread, 0 <= i < kRowsPerThread.
-  SDPA_DEVICE int row(int i) const {
-    return (i / 2 * Traits::kWarpsM + tid / 32) * 16 + i % 2 * 8 + tid % 32 / 4;
-  }
+  SDPA_DEVICE int row(int i) const { return (i / 2 * Traits::kWarpsM + tid / 32) * 16 + i % 2 * 8 + tid % 32 / 4; }
   // The first column of tile t of the slice, and of this thread's two.
   SDPA_DEVICE int tile_col(int t) const { return (group * kTiles + t) * 8; }
   SDPA_DEVICE int col(int t) const { return tile_col(t) + tid % 4 * 2; }
@@ -61,7 +59,7 @@ struct GroupMerge {
   }
 
   template <class Accumulator>
-  SDPA_DEVICE void hand_over(float4 *room, Accumulator const &tOrO, SoftmaxState const &softmax) {
+  SDPA_DEVICE void hand_over(float4 *room, const Accumulator &tOrO, const SoftmaxState &softmax) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       row_max[i] = softmax.row_max[i];
@@ -75,8 +73,8 @@ struct GroupMerge {
     for (int slice = 0; slice < kGroups; ++slice) {
       CUTE_UNROLL
       for (int u = 0; u < kUnits; ++u) {
-        int const m = u / kTiles, n = slice * kTiles + u % kTiles;
-        float4 const unit = make_float4(tOrO(0, m, n), tOrO(1, m, n), tOrO(2, m, n), tOrO(3, m, n));
+        const int m = u / kTiles, n = slice * kTiles + u % kTiles;
+        const float4 unit = make_float4(tOrO(0, m, n), tOrO(1, m, n), tOrO(2, m, n), tOrO(3, m, n));
         if (slice == group) {
           out[u] = unit;
         } else {
@@ -87,7 +85,7 @@ struct GroupMerge {
   }
 
   SDPA_DEVICE void complete(char *smem) {
-    float4 const *rooms[kGroups];
+    const float4 *rooms[kGroups];
     CUTE_UNROLL
     for (int g = 1; g < kGroups; ++g) rooms[g] = room_of(smem, (group + g) % kGroups);
     CUTE_UNROLL
@@ -104,16 +102,16 @@ struct GroupMerge {
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        float const weight[2] = {Arch::exp2(stats[g].x - max[0]), Arch::exp2(stats[g].y - max[1])};
+        const float weight[2] = {Arch::exp2(stats[g].x - max[0]), Arch::exp2(stats[g].y - max[1])};
         sum[0] += weight[0] * stats[g].z;
         sum[1] += weight[1] * stats[g].w;
         CUTE_UNROLL
         for (int u = m * kTiles; u < (m + 1) * kTiles; ++u) {
           if (g == 0) {
-            out[u] = make_float4(weight[0] * out[u].x, weight[0] * out[u].y, weight[1] * out[u].z,
-                                 weight[1] * out[u].w);
+            out[u] =
+                make_float4(weight[0] * out[u].x, weight[0] * out[u].y, weight[1] * out[u].z, weight[1] * out[u].w);
           } else {
-            float4 const unit = rooms[g][(group * kUnits + u) * Traits::kGroupThreads];
+            const float4 unit = rooms[g][(group * kUnits + u) * Traits::kGroupThreads];
             out[u].x += weight[0] * unit.x;
             out[u].y += weight[0] * unit.y;
             out[u].z += weight[1] * unit.z;

@@ -23,7 +23,7 @@ template <class Traits>
 struct Kernel {
   using Arch = typename Traits::Arch;
 
-  SDPA_DEVICE static void run(typename Traits::Params const &params) {
+  SDPA_DEVICE static void run(const typename Traits::Params &params) {
     if constexpr (Traits::kIsSplit) {
       run_split(params);
     } else {
@@ -32,13 +32,13 @@ struct Kernel {
   }
 
  private:
-  SDPA_DEVICE static void run_tile(typename Traits::Params const &params) {
+  SDPA_DEVICE static void run_tile(const typename Traits::Params &params) {
     char *const smem = Arch::dynamic_smem();
-    WorkTile const tile = Traits::work_tile(params, Arch::block_idx());
-    Sequence const sequence = Sequence::make(params, tile.bidb);
-    int const first_row = tile.m_block * Traits::kBlockM;
+    const WorkTile tile = Traits::work_tile(params, Arch::block_idx());
+    const Sequence sequence = Sequence::make(params, tile.bidb);
+    const int first_row = tile.m_block * Traits::kBlockM;
     if (Traits::kIsGeneral && first_row >= sequence.num_rows) return;
-    KeyRange const keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    const KeyRange keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
     if (keys.n_block_max == 0 || (Traits::kIsGeneral && first_row >= sequence.seqlen_q)) {
       Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
@@ -49,53 +49,53 @@ struct Kernel {
     Mainloop<Traits>::run(params, tile, sequence, keys, smem, tOrO, softmax);
 
     if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
-      WorkTile const same_tile = Traits::work_tile(params, Arch::block_idx_again());
+      const WorkTile same_tile = Traits::work_tile(params, Arch::block_idx_again());
       store(params, same_tile, Sequence::make(params, same_tile.bidb), smem, tOrO, softmax);
     } else {
       store(params, tile, sequence, smem, tOrO, softmax);
     }
   }
 
-  SDPA_DEVICE static void run_split(typename Traits::Params const &params) {
+  SDPA_DEVICE static void run_split(const typename Traits::Params &params) {
     char *const smem = Arch::dynamic_smem();
     int split_index, tile_of_head, head;
     params.scheduler.m_blocks(head, tile_of_head, Arch::block_idx());
     WorkTile tile;
     params.m_blocks(split_index, tile.m_block, tile_of_head);
     params.scheduler.heads_q(tile.bidb, tile.bidh_kv, head);
-    int const heads_per_kv = params.heads_per_kv.divisor;
+    const int heads_per_kv = params.heads_per_kv.divisor;
     tile.bidh = tile.bidh_kv * heads_per_kv;
 
     Sequence sequence = Sequence::make(params, tile.bidb);
     sequence.seqlen_q *= heads_per_kv;
     sequence.num_rows *= heads_per_kv;
-    int const first_row = tile.m_block * Traits::kBlockM;
+    const int first_row = tile.m_block * Traits::kBlockM;
     if (first_row >= sequence.num_rows) return;
-    KeyRange const all_keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    const KeyRange all_keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
     if (all_keys.n_block_max == 0 || first_row >= sequence.seqlen_q) {
       if (split_index == 0) Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
     }
-    KeySplit const split = KeySplit::make(split_index, params.num_splits, all_keys.n_block_max);
+    const KeySplit split = KeySplit::make(split_index, params.num_splits, all_keys.n_block_max);
     if (split.index >= split.num_active) return;
-    Sequence const part = split.template of<Traits>(sequence);
+    const Sequence part = split.template of<Traits>(sequence);
 
     Tensor tOrO = make_accumulator();
     typename Mainloop<Traits>::SoftmaxState softmax;
     Mainloop<Traits>::run(params, tile, part, KeyRange::make<Traits>(params, part, tile.m_block), smem, tOrO, softmax);
-    int const tile_index = head * params.m_blocks.divisor + tile.m_block;
+    const int tile_index = head * params.m_blocks.divisor + tile.m_block;
     SplitEpilogue<Traits>::store_tile(params, tile, sequence, split, tile_index, smem, tOrO, softmax);
   }
 
   SDPA_DEVICE static auto make_accumulator() {  // ((2, 2), MMA_M, MMA_K)
-    Tensor tOrO = partition_fragment_C(typename Traits::TiledMma{},
-                                       Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
+    Tensor tOrO =
+        partition_fragment_C(typename Traits::TiledMma{}, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
     clear(tOrO);
     return tOrO;
   }
 
   template <class Accumulator, class SoftmaxState>
-  SDPA_DEVICE static void store(typename Traits::Params const &params, WorkTile const &tile, Sequence const &sequence,
+  SDPA_DEVICE static void store(const typename Traits::Params &params, const WorkTile &tile, const Sequence &sequence,
                                 char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
     if constexpr (Traits::kKvGroups == 1) {
       Epilogue<Traits>::store_tile(params, tile, sequence, smem, tOrO, softmax);

@@ -30,8 +30,8 @@ template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
-  using Params = std::conditional_t<kIsSplit_, SplitParams,
-                                    std::conditional_t<kIsGeneral_, GeneralParams, sdpa::Params>>;
+  using Params =
+      std::conditional_t<kIsSplit_, SplitParams, std::conditional_t<kIsGeneral_, GeneralParams, sdpa::Params>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
@@ -60,7 +60,8 @@ struct KernelTraits {
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "ldmatrix.x4 and the PV operand come in steps of 16");
   static_assert(!kQInRegs || kKvGroups == 1, "with KV groups, Q goes straight to registers");
   static_assert(kStages == 1 || kKvGroups == 1, "KV groups work on rings of three tiles");
-  static_assert(kHeadDim % (8 * kKvGroups) == 0 || kKvGroups == 1, "each KV group completes as many columns as the others");
+  static_assert(kHeadDim % (8 * kKvGroups) == 0 || kKvGroups == 1,
+                "each KV group completes as many columns as the others");
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
   static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
@@ -68,17 +69,17 @@ struct KernelTraits {
   static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
   // Columns of q and k, and of v and out.
-  SDPA_DEVICE static int head_dim(Params const &params) {
+  SDPA_DEVICE static int head_dim(const Params &params) {
     if constexpr (kIsGeneral) return params.head_dim;
     return kHeadDim;
   }
-  SDPA_DEVICE static int head_dim_v(Params const &params) {
+  SDPA_DEVICE static int head_dim_v(const Params &params) {
     if constexpr (kIsGeneral) return params.head_dim_v;
     return kHeadDim;
   }
 
   // The tile of a CTA; a split kernel counts otherwise.
-  SDPA_DEVICE static WorkTile work_tile(Params const &params, int block_idx) {
+  SDPA_DEVICE static WorkTile work_tile(const Params &params, int block_idx) {
     static_assert(!kIsSplit);
     if constexpr (kIsGeneral) {
       if (!params.is_causal) return params.scheduler.template tile<false, true, kCausalOrder>(block_idx);
@@ -87,13 +88,13 @@ struct KernelTraits {
   }
 
   // The position in its sequence of row `row`: a tile of a split kernel holds the rows of all heads of a key head.
-  SDPA_DEVICE static int position(Params const &params, int row) {
+  SDPA_DEVICE static int position(const Params &params, int row) {
     if constexpr (kIsSplit) return params.heads_per_kv.div(row);
     return row;
   }
 
   // Elements from row 0 of the tile's (first) head to row `row` of the tile.
-  SDPA_DEVICE static int64_t row_offset(Params const &params, TensorRef const &tensor, int64_t row) {
+  SDPA_DEVICE static int64_t row_offset(const Params &params, const TensorRef &tensor, int64_t row) {
     if constexpr (kIsSplit) {
       int position, head;
       params.heads_per_kv(position, head, static_cast<int>(row));
@@ -109,9 +110,10 @@ struct KernelTraits {
   // P V do not care. Dropout needs the order as it is.
   static constexpr bool kPermuteKeys = kHasMask && !kHasDropout;
   static constexpr int kMaskRun = kPermuteKeys ? 8 : 2;  // neighbouring keys that a thread holds
-  using KeyOrder = std::conditional_t<
-      kPermuteKeys, Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,
-      Layout<Shape<Int<kBlockN>>, Stride<_1>>>;
+  using KeyOrder =
+      std::conditional_t<kPermuteKeys,
+                         Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,
+                         Layout<Shape<Int<kBlockN>>, Stride<_1>>>;
 
   // ---- shared memory ----
   static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : kHeadDim % 32 == 0 ? 32 : 16;
@@ -137,9 +139,9 @@ struct KernelTraits {
   static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kHeadDim + 8);
   static constexpr int kRingBytes = static_cast<int>(sizeof(Element)) * kRingTiles * kTileKV;
   static constexpr int kGroupBytes = kRingBytes > kMergeBytes ? kRingBytes : kMergeBytes;
-  static constexpr int kSmemBytes = kKvGroups > 1 ? kKvGroups * kGroupBytes
-                                                  : static_cast<int>(sizeof(Element)) *
-                                                        (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
+  static constexpr int kSmemBytes =
+      kKvGroups > 1 ? kKvGroups * kGroupBytes
+                    : static_cast<int>(sizeof(Element)) * (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
   static_assert(kSmemBytes <= 101376, "sm_89 gives one CTA at most 99 KB of shared memory");
   static_assert(sizeof(Element) == 2);
 
@@ -155,10 +157,10 @@ struct KernelTraits {
   // ---- global → shared: 16 bytes a thread of one group, kThreadsPerRow neighbours along a row ----
   static constexpr int kThreadsPerRow = kSmemCols / 8;
   static constexpr int kRowsPerPass = kGroupThreads / kThreadsPerRow;
-  using GmemTiledCopy = decltype(make_tiled_copy(
-      Copy_Atom<typename Arch::CpAsync, Element>{},
-      Layout<Shape<Int<kRowsPerPass>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
-      Layout<Shape<_1, _8>>{}));
+  using GmemTiledCopy =
+      decltype(make_tiled_copy(Copy_Atom<typename Arch::CpAsync, Element>{},
+                               Layout<Shape<Int<kRowsPerPass>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
+                               Layout<Shape<_1, _8>>{}));
   // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
   // At head_dim 80 the plain kernel spills without this, and the causal one with it.
   static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
@@ -168,8 +170,8 @@ struct KernelTraits {
   static constexpr bool kFindsMaskAgain = kHasMask && kHasDropout && kBlockM * kHeadDim >= 128 * 128;
   // Large tiles with biases of 16 bits wait for these, up to head_dim 80: a thread asks for the lines of a row a block
   // ahead. Other masks, and larger head_dims, are slower with this.
-  static constexpr bool kPrefetchesMask = kMask == MaskKind::kBias16 && !kHasDropout && kHeadDim >= 64 && kHeadDim <= 80 &&
-                                          kKvGroups == 1 && kBlockM == kGroupThreads;
+  static constexpr bool kPrefetchesMask = kMask == MaskKind::kBias16 && !kHasDropout && kHeadDim >= 64 &&
+                                          kHeadDim <= 80 && kKvGroups == 1 && kBlockM == kGroupThreads;
   static_assert(kBlockN % kRowsPerPass == 0, "a pass of the K and V loads covers whole tiles");
   static_assert(kQDirect || kBlockM % kRowsPerPass == 0, "a pass of the Q loads covers whole tiles");
 };

@@ -14,10 +14,10 @@ namespace sdpa::fmha_fwd {
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 // cp.async and the epilogue move 16 bytes at a time.
-inline Status check_tensor(char const *name, void const *data, int64_t const (&stride)[3], int const (&extent)[3]) {
+inline Status check_tensor(const char *name, const void *data, const int64_t (&stride)[3], const int (&extent)[3]) {
   if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
     return make_status(SDPA_INVALID_ARGUMENT, "%s: address %p must be a multiple of 16 bytes", name, data);
-  static char const *const kAxis[3] = {"batch", "head", "row"};
+  static const char *const kAxis[3] = {"batch", "head", "row"};
   for (int i = 0; i < 3; ++i) {
     if (extent[i] > 1 && stride[i] % 8 != 0)
       return make_status(SDPA_INVALID_ARGUMENT, "%s: %s stride %lld must be a multiple of 8 elements", name, kAxis[i],
@@ -28,24 +28,23 @@ inline Status check_tensor(char const *name, void const *data, int64_t const (&s
 
 // Tiles of query rows: a CTA each, or with split kernels num_splits CTAs.
 template <class Traits>
-int64_t num_m_blocks(sdpa_params const &p) {
-  int64_t const heads = Traits::kIsSplit ? p.num_heads_q / p.num_heads_kv : 1;
+int64_t num_m_blocks(const sdpa_params &p) {
+  const int64_t heads = Traits::kIsSplit ? p.num_heads_q / p.num_heads_kv : 1;
   return (p.seqlen_q * heads + Traits::kBlockM - 1) / Traits::kBlockM;
 }
 
 template <class Traits>
-int64_t num_tiles(sdpa_params const &p) {
+int64_t num_tiles(const sdpa_params &p) {
   return num_m_blocks<Traits>(p) * p.batch * (Traits::kIsSplit ? p.num_heads_kv : p.num_heads_q);
 }
 
 inline constexpr int kMaxSplits = 1024;  // of a tile: many times what pays
 
 template <class Traits>
-Status check_split(sdpa_params const &p) {
+Status check_split(const sdpa_params &p) {
   if (p.mask != nullptr) return make_status(SDPA_NOT_SUPPORTED, "mask is given; a split kernel takes none");
   if (p.num_splits < 1 || p.num_splits > kMaxSplits)
-    return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits,
-                       kMaxSplits);
+    return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits, kMaxSplits);
   if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * Traits::kBlockM)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
                        p.seqlen_q, p.num_heads_q / p.num_heads_kv);
@@ -56,7 +55,7 @@ Status check_split(sdpa_params const &p) {
 }
 
 template <class Traits>
-Status can_implement(sdpa_params const &p) {
+Status can_implement(const sdpa_params &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 256", p.seqlen_q,
                        p.seqlen_k);
@@ -64,18 +63,18 @@ Status can_implement(sdpa_params const &p) {
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 256",
                        p.seqlen_q, p.seqlen_k);
   if constexpr (Traits::kIsSplit) {
-    Status const status = check_split<Traits>(p);
+    const Status status = check_split<Traits>(p);
     if (!status.ok()) return status;
   }
-  int64_t const ctas = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
+  const int64_t ctas = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
   if (ctas > INT_MAX)
     return make_status(SDPA_NOT_SUPPORTED,
-                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
-                       p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
-  int const batch_q = p.cu_seqlens_q ? 1 : p.batch;
-  int const batch_k = p.cu_seqlens_k ? 1 : p.batch;
-  int const extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
-  int const extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
+                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
+                       p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
+  const int batch_q = p.cu_seqlens_q ? 1 : p.batch;
+  const int batch_k = p.cu_seqlens_k ? 1 : p.batch;
+  const int extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
+  const int extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
   Status status = check_tensor("q", p.q, p.q_stride, extent_q);
   if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extent_kv);
   if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extent_kv);
@@ -85,7 +84,7 @@ Status can_implement(sdpa_params const &p) {
 
 // What every kernel needs.
 template <class Traits>
-void set_params(Params &params, sdpa_params const &p) {
+void set_params(Params &params, const sdpa_params &p) {
   params.q = {const_cast<void *>(p.q), p.q_stride[0], p.q_stride[1], p.q_stride[2]};
   params.k = {const_cast<void *>(p.k), p.k_stride[0], p.k_stride[1], p.k_stride[2]};
   params.v = {const_cast<void *>(p.v), p.v_stride[0], p.v_stride[1], p.v_stride[2]};
@@ -97,35 +96,36 @@ void set_params(Params &params, sdpa_params const &p) {
   params.seqlen_k = p.seqlen_k;
   params.causal_offset = p.is_causal ? p.causal_offset : 0;
   if (p.is_causal && !p.causal_bottom_right) {
-    int64_t const seen = static_cast<int64_t>(p.seqlen_q) + p.causal_offset;
+    const int64_t seen = static_cast<int64_t>(p.seqlen_q) + p.causal_offset;
     if (seen < params.seqlen_k) params.seqlen_k = seen > 0 ? static_cast<int32_t>(seen) : 0;
   }
   // A maximum needs a positive factor: a negative one gives its sign to Q, and 0 (uniform attention) becomes a factor
   // that hardly any finite score survives. An infinite one would make NaN of a score of 0.
   params.negate_q = p.softmax_scale < 0.f;
-  params.softmax_scale_log2 = p.softmax_scale == 0.f ? FLT_MIN : std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);
-  int const num_m_blocks = (p.seqlen_q + Traits::kBlockM - 1) / Traits::kBlockM;
+  params.softmax_scale_log2 =
+      p.softmax_scale == 0.f ? FLT_MIN : std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);
+  const int num_m_blocks = (p.seqlen_q + Traits::kBlockM - 1) / Traits::kBlockM;
   params.scheduler = TileScheduler::make(num_m_blocks, p.batch, p.num_heads_q, p.num_heads_kv,
                                          int64_t{4} * params.seqlen_k * Traits::kHeadDim);
 }
 
 // Runs of a thread's columns start at multiples of `run` elements.
-inline MaskRef to_mask(sdpa_params const &p, int run) {
+inline MaskRef to_mask(const sdpa_params &p, int run) {
   constexpr int kBytes[] = {0, 1, 2, 2, 4};
-  int const bytes = kBytes[p.mask_type];
+  const int bytes = kBytes[p.mask_type];
   MaskRef mask = {};
-  mask.data = static_cast<char const *>(p.mask);
+  mask.data = static_cast<const char *>(p.mask);
   mask.type = static_cast<MaskType>(p.mask_type);
   mask.batch_stride = p.mask_stride[0] * bytes;
   mask.head_stride = p.mask_stride[1] * bytes;
   mask.row_stride = p.mask_stride[2] * bytes;
   mask.column_stride = p.mask_stride[3] * bytes;
   mask.scores_scale = std::fabs(p.softmax_scale);
-  int64_t const alignment = run * bytes < 16 ? run * bytes : 16;
-  int64_t const all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
+  const int64_t alignment = run * bytes < 16 ? run * bytes : 16;
+  const int64_t all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
                       (p.num_heads_q > 1 ? mask.head_stride : 0) | (p.seqlen_q > 1 ? mask.row_stride : 0);
-  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0 &&
-                       mask.row_stride >= 0 && mask.row_stride <= INT32_MAX;
+  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0 && mask.row_stride >= 0 &&
+                       mask.row_stride <= INT32_MAX;
   return mask;
 }
 
@@ -137,15 +137,19 @@ inline uint32_t spread(uint32_t low) {
   return bits;
 }
 
-inline DropoutRef to_dropout(sdpa_params const &p) {
-  double const scaled = std::nearbyint(std::ldexp(static_cast<double>(p.p_dropout), 23));
-  auto const threshold = static_cast<uint32_t>(scaled < 8388607. ? scaled : 8388607.);
-  return {p.philox_seed,     p.philox_offset,           p.philox_state,
-          threshold >> 16,   spread(threshold & 0xffffu), 1.f / (1.f - p.p_dropout)};
+inline DropoutRef to_dropout(const sdpa_params &p) {
+  const double scaled = std::nearbyint(std::ldexp(static_cast<double>(p.p_dropout), 23));
+  const auto threshold = static_cast<uint32_t>(scaled < 8388607. ? scaled : 8388607.);
+  return {p.philox_seed,
+          p.philox_offset,
+          p.philox_state,
+          threshold >> 16,
+          spread(threshold & 0xffffu),
+          1.f / (1.f - p.p_dropout)};
 }
 
 template <class Traits>
-typename Traits::Params to_params(sdpa_params const &p) {
+typename Traits::Params to_params(const sdpa_params &p) {
   typename Traits::Params params = {};
   set_params<Traits>(params, p);
   if constexpr (Traits::kIsGeneral) {
@@ -164,12 +168,12 @@ typename Traits::Params to_params(sdpa_params const &p) {
     params.dropout = to_dropout(p);
   }
   if constexpr (Traits::kIsSplit) {
-    int const m_blocks = static_cast<int>(num_m_blocks<Traits>(p));
+    const int m_blocks = static_cast<int>(num_m_blocks<Traits>(p));
     params.heads_per_kv = cutlass::FastDivmod(p.num_heads_q / p.num_heads_kv);
     params.m_blocks = cutlass::FastDivmod(m_blocks);
     params.scheduler = TileScheduler::make(m_blocks * p.num_splits, p.batch, p.num_heads_kv, p.num_heads_kv, 0);
     params.num_splits = p.num_splits;
-    int64_t const rows = num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
+    const int64_t rows = num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
     params.partial_out = static_cast<float *>(p.workspace);
     params.partial_stats = reinterpret_cast<float2 *>(params.partial_out + rows * Traits::kHeadDim);
     params.arrivals = p.split_arrivals;
@@ -185,17 +189,17 @@ struct Function {
 };
 
 template <class Function>
-Status launch_function(sdpa_params const &p, void *stream) {
+Status launch_function(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
-  auto const params = to_params<Traits>(p);
-  int64_t const grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
+  const auto params = to_params<Traits>(p);
+  const int64_t grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
   return Traits::Arch::launch(Function::kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params,
                               stream);
 }
 
 // Launches the function for the problem's kind of mask.
 template <class Function, class... Others>
-Status launch(sdpa_params const &p, void *stream) {
+Status launch(const sdpa_params &p, void *stream) {
   if (mask_kind(static_cast<MaskType>(p.mask_type)) == Function::Traits::kMask)
     return launch_function<Function>(p, stream);
   if constexpr (sizeof...(Others) > 0) {
@@ -207,9 +211,9 @@ Status launch(sdpa_params const &p, void *stream) {
 
 // Of a split kernel: O and the statistics of every split of every tile.
 template <class Traits>
-uint64_t workspace_bytes(sdpa_params const &p) {
+uint64_t workspace_bytes(const sdpa_params &p) {
   if (!Traits::kIsSplit || p.num_splits <= 1) return 0;
-  uint64_t const rows = static_cast<uint64_t>(num_tiles<Traits>(p)) * p.num_splits * Traits::kBlockM;
+  const uint64_t rows = static_cast<uint64_t>(num_tiles<Traits>(p)) * p.num_splits * Traits::kBlockM;
   return rows * (Traits::kHeadDim * sizeof(float) + sizeof(float2));
 }
 
@@ -243,9 +247,9 @@ KernelRow make_row() {
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = workspace_bytes<Traits>;
   row.launch = launch<First, Others...>;
-  row.functions[0] = reinterpret_cast<void const *>(First::kKernel);
+  row.functions[0] = reinterpret_cast<const void *>(First::kKernel);
   int index = 1;
-  ((row.functions[index++] = reinterpret_cast<void const *>(Others::kKernel)), ...);
+  ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
   row.threads = Traits::kThreads;
   return row;
 }

@@ -29,10 +29,10 @@ namespace sdpa::fmha_fwd {
 // fills them.
 template <bool kAInRegs, class AtomA, class AtomB, class TiledMma, class Acc, class FragA, class FragB, class SmemA,
           class SmemB, class ViewA, class ViewB>
-SDPA_DEVICE void gemm(TiledMma const &mma, Acc &acc, FragA const &tCrA, FragB const &tCrB, SmemA const &tCsA,
-                      SmemB const &tCsB, ViewA &&tCrA_view, ViewB &&tCrB_view) {
+SDPA_DEVICE void gemm(const TiledMma &mma, Acc &acc, const FragA &tCrA, const FragB &tCrB, const SmemA &tCsA,
+                      const SmemB &tCsB, ViewA &&tCrA_view, ViewB &&tCrB_view) {
   constexpr int kSteps = decltype(size<2>(tCrB))::value;
-  auto const fetch = [&](auto k) SDPA_INLINE_LAMBDA {
+  const auto fetch = [&](auto k) SDPA_INLINE_LAMBDA {
     if constexpr (!kAInRegs) cute::copy(AtomA{}, tCsA(_, _, k), tCrA_view(_, _, k));
     cute::copy(AtomB{}, tCsB(_, _, k), tCrB_view(_, _, k));
   };
@@ -75,48 +75,49 @@ struct Mainloop {
 
   // tOrO ((2, 2), MMA_M, MMA_K) must be zero. n_block_max > 0.
   template <class Accumulator>
-  SDPA_DEVICE static void run(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                              KeyRange const &keys, char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
-    int const group = kKvGroups == 1 ? 0 : Arch::thread_idx() / Traits::kGroupThreads;
-    int const tid = kKvGroups == 1 ? Arch::thread_idx() : Arch::thread_idx() % Traits::kGroupThreads;
+  SDPA_DEVICE static void run(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                              const KeyRange &keys, char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
+    const int group = kKvGroups == 1 ? 0 : Arch::thread_idx() / Traits::kGroupThreads;
+    const int tid = kKvGroups == 1 ? Arch::thread_idx() : Arch::thread_idx() % Traits::kGroupThreads;
     Element *const smem_elements = reinterpret_cast<Element *>(smem + group * Traits::kGroupBytes);
     Element *const smem_k = smem_elements + Traits::kOffsetK;
     Element *const smem_v = smem_elements + Traits::kOffsetV;
 
     // ---- tensors ----
-    auto const base = [&](TensorRef const &tensor, int bidh, int64_t first_row) SDPA_INLINE_LAMBDA {
-      return static_cast<Element const *>(tensor.data) + tile.bidb * tensor.batch_stride + bidh * tensor.head_stride +
+    const auto base = [&](const TensorRef &tensor, int bidh, int64_t first_row) SDPA_INLINE_LAMBDA {
+      return static_cast<const Element *>(tensor.data) + tile.bidb * tensor.batch_stride + bidh * tensor.head_stride +
              first_row * tensor.row_stride;
     };
-    auto const q_ptr = base(params.q, tile.bidh, sequence.first_row_q);
-    auto const k_ptr = base(params.k, tile.bidh_kv, sequence.first_row_k);
-    auto const v_ptr = base(params.v, tile.bidh_kv, sequence.first_row_k);
+    const auto q_ptr = base(params.q, tile.bidh, sequence.first_row_q);
+    const auto k_ptr = base(params.k, tile.bidh_kv, sequence.first_row_k);
+    const auto v_ptr = base(params.v, tile.bidh_kv, sequence.first_row_k);
     Tensor mQ = make_tensor(make_gmem_ptr(q_ptr), make_shape(sequence.seqlen_q, Int<kHeadDim>{}),
                             make_stride(params.q.row_stride, _1{}));  // (seqlen_q, kHeadDim)
-    Tensor gQ = local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
+    Tensor gQ =
+        local_tile(mQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, 0));  // (kBlockM, kHeadDim)
     Element *const smem_q = smem_elements + Traits::kOffsetQ;
     Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
-    auto const sK = [&](int slot) SDPA_INLINE_LAMBDA {  // (kBlockN, kHeadDim)
+    const auto sK = [&](int slot) SDPA_INLINE_LAMBDA {                               // (kBlockN, kHeadDim)
       return make_tensor(make_smem_ptr(smem_k + slot * Traits::kTileKV), typename Traits::SmemLayoutKV{});
     };
-    auto const sVt = [&](int slot) SDPA_INLINE_LAMBDA {  // (kHeadDim, kBlockN)
+    const auto sVt = [&](int slot) SDPA_INLINE_LAMBDA {  // (kHeadDim, kBlockN)
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
     };
 
     // General kernels have no registers to keep what follows from `value` for the loop: it is computed where it is used.
-    auto const again = [](int value) SDPA_INLINE_LAMBDA {
+    const auto again = [](int value) SDPA_INLINE_LAMBDA {
       return kIsGeneral && !Traits::kIsSplit ? Arch::forget_origin(value) : value;
     };
 
     // ---- global → shared ----
     using CopyKV = TileCopy<Traits, kBlockN, typename Traits::KeyOrder>;
-    CopyKV const copy_k(k_ptr, sequence.seqlen_k, params.k.row_stride, tid);
-    CopyKV const copy_v(v_ptr, sequence.seqlen_k, params.v.row_stride, tid);
+    const CopyKV copy_k(k_ptr, sequence.seqlen_k, params.k.row_stride, tid);
+    const CopyKV copy_v(v_ptr, sequence.seqlen_k, params.v.row_stride, tid);
     [[maybe_unused]] Tensor tKgK = copy_k.source();  // (8, CPY_N, CPY_K, blocks)
     [[maybe_unused]] Tensor tVgV = copy_v.source();  // (8, CPY_N, CPY_K, blocks)
-    auto const load = [&](auto may_end, CopyKV const &copy, auto const &source, int n_block, Element *tile_of_slot,
+    const auto load = [&](auto may_end, const CopyKV &copy, const auto &source, int n_block, Element *tile_of_slot,
                           int num_cols) SDPA_INLINE_LAMBDA {
-      int const rows_left = sequence.seqlen_k - n_block * kBlockN;
+      const int rows_left = sequence.seqlen_k - n_block * kBlockN;
       if constexpr (Traits::kRecomputesAddresses) {
         copy.template load<decltype(may_end)::value>(copy.source(), n_block, tile_of_slot, rows_left, num_cols);
       } else {
@@ -124,29 +125,29 @@ struct Mainloop {
       }
     };
     // Only a group's first block can reach beyond seqlen_k.
-    auto const load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
+    const auto load_k = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
       load(may_end, copy_k, tKgK, n_block, smem_k + slot * Traits::kTileKV, again(Traits::head_dim(params)));
     };
-    auto const load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
+    const auto load_v = [&](auto may_end, int n_block, int slot) SDPA_INLINE_LAMBDA {
       load(may_end, copy_v, tVgV, n_block, smem_v + slot * Traits::kTileKV, again(Traits::head_dim_v(params)));
     };
 
     // ---- shared → registers → MMA ----
     typename Traits::TiledMma tiled_mma;
-    auto const thr_mma = tiled_mma.get_slice(tid);
-    Tensor tSrQ = thr_mma.partition_fragment_A(sQ);      // (8, MMA_M, kHeadDim / 16)
-    Tensor tSrK = thr_mma.partition_fragment_B(sK(0));   // (4, MMA_N, kHeadDim / 16)
-    Tensor tOrVt = thr_mma.partition_fragment_B(sVt(0)); // (4, MMA_K, kBlockN / 16)
-    auto const smem_copy_q = make_tiled_copy_A(CopyAtom{}, tiled_mma).get_slice(tid);
-    auto const smem_copy_k = make_tiled_copy_B(CopyAtom{}, tiled_mma).get_slice(tid);
-    auto const smem_copy_v = make_tiled_copy_B(CopyAtomT{}, tiled_mma).get_slice(tid);
+    const auto thr_mma = tiled_mma.get_slice(tid);
+    Tensor tSrQ = thr_mma.partition_fragment_A(sQ);       // (8, MMA_M, kHeadDim / 16)
+    Tensor tSrK = thr_mma.partition_fragment_B(sK(0));    // (4, MMA_N, kHeadDim / 16)
+    Tensor tOrVt = thr_mma.partition_fragment_B(sVt(0));  // (4, MMA_K, kBlockN / 16)
+    const auto smem_copy_q = make_tiled_copy_A(CopyAtom{}, tiled_mma).get_slice(tid);
+    const auto smem_copy_k = make_tiled_copy_B(CopyAtom{}, tiled_mma).get_slice(tid);
+    const auto smem_copy_v = make_tiled_copy_B(CopyAtomT{}, tiled_mma).get_slice(tid);
     Tensor tSsQ = smem_copy_q.partition_S(sQ);
     Tensor tSrQ_view = smem_copy_q.retile_D(tSrQ);
     Tensor tSrK_view = smem_copy_k.retile_D(tSrK);
     Tensor tOrVt_view = smem_copy_v.retile_D(tOrVt);
-    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}).compose(
-        _, typename Traits::KeyOrder{}));  // → (row, key)
-    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));  // (rows, cols)
+    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{})
+                                           .compose(_, typename Traits::KeyOrder{}));   // → (row, key)
+    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));     // (rows, cols)
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
@@ -182,7 +183,7 @@ struct Mainloop {
     } else {
       CUTE_UNROLL
       for (int s = 0; s < kStages - 1; ++s) {
-        int const ahead = n_block - s * kKvGroups;
+        const int ahead = n_block - s * kKvGroups;
         if (ahead >= 0) {
           load_k(true_type{}, ahead, s);
           load_v(true_type{}, ahead, s);
@@ -196,7 +197,7 @@ struct Mainloop {
     }
 
     // ---- what only general kernels have ----
-    int const first_row = tile.m_block * kBlockM;
+    const int first_row = tile.m_block * kBlockM;
     [[maybe_unused]] auto mask = [&] {
       if constexpr (kHasMask) {
         return DenseMask<Traits>(params.mask, tile);
@@ -204,7 +205,7 @@ struct Mainloop {
         return nullptr;
       }
     }();
-    [[maybe_unused]] auto const dropout = [&] {
+    [[maybe_unused]] const auto dropout = [&] {
       if constexpr (Traits::kHasDropout) {
         return Dropout<Traits>(params, tile);
       } else {
@@ -217,7 +218,7 @@ struct Mainloop {
     int slot_k = 0;               // of block n
     int slot_v = kFirstSlotV;     // of block n
     int free_slot = kStages - 1;  // kStages >= 2: of block n + kKvGroups, read by everyone before the next barrier
-    auto const step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
+    const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
       if constexpr (kStages == 1) {
         if (first) {
           Arch::template cp_async_wait<kRing - 1>();
@@ -236,7 +237,7 @@ struct Mainloop {
       } else {
         Arch::template cp_async_wait<kStages - 2>();
         sync_group(group);  // K(n) and V(n) are visible; free_slot was read by everyone
-        int const ahead = n_block - (kStages - 1) * kKvGroups;
+        const int ahead = n_block - (kStages - 1) * kKvGroups;
         if (ahead >= 0) {
           load_k(false_type{}, ahead, free_slot);
           load_v(false_type{}, ahead, free_slot);
@@ -245,7 +246,7 @@ struct Mainloop {
       }
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
-      int const first_col = n_block * kBlockN;
+      const int first_col = n_block * kBlockN;
       if constexpr (Traits::kFindsMaskAgain) mask.find_head(Traits::work_tile(params, Arch::block_idx_again()));
       if constexpr (kHasMask) mask.template fetch<kWhole>(tScS, again(first_row), first_col, sequence);
       if constexpr (Traits::kPrefetchesMask) {
@@ -272,10 +273,11 @@ struct Mainloop {
 
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
       bool is_seen = true;
-      if constexpr (kHasMask) is_seen = mask.template apply<kWhole>(scores, tScS, again(first_row), first_col, sequence);
+      if constexpr (kHasMask)
+        is_seen = mask.template apply<kWhole>(scores, tScS, again(first_row), first_col, sequence);
       if (is_seen) {
         if constexpr (!kWhole) {
-          int const row = Traits::kFindsRowAgain ? Arch::forget_origin(first_row) : again(first_row);
+          const int row = Traits::kFindsRowAgain ? Arch::forget_origin(first_row) : again(first_row);
           apply_mask<Traits>(scores, tScS, row, first_col, params, sequence);
         }
         softmax.template update<Traits::kHasBias>(scores, tOrO_rows, params.softmax_scale_log2);
@@ -287,7 +289,8 @@ struct Mainloop {
           constexpr bool kFindsRow = kHasMask || Traits::kQInRegs || Traits::kFindsRowAgain;
           dropout.apply(pairs, tScS, kFindsRow ? again(first_row) : first_row, first_col);
         }
-        Tensor tOrP = make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
+        Tensor tOrP =
+            make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
         gemm<true, CopyAtom, CopyAtomT>(tiled_mma, tOrO, tOrP, tOrVt, tSsQ, smem_copy_v.partition_S(sVt(slot_v)),
                                         tSrQ_view, tOrVt_view);
       }
@@ -317,36 +320,35 @@ struct Mainloop {
   // Reads the tile's rows of Q straight into the operand's registers: no shared memory, no barrier. `q_ptr` is row 0 of
   // the tile's head, in a split kernel of the first head of its key head.
   template <class Gmem, class Fragment, class ThrMma>
-  SDPA_DEVICE static void load_q_direct(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                        Element const *q_ptr, Gmem const &gQ, Fragment &tSrQ, ThrMma const &thr_mma) {
+  SDPA_DEVICE static void load_q_direct(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                        const Element *q_ptr, const Gmem &gQ, Fragment &tSrQ, const ThrMma &thr_mma) {
     Tensor tScQ = thr_mma.partition_A(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
     Tensor tSgQ = thr_mma.partition_A(gQ);
     auto pairs = recast<uint32_t>(tSrQ);
-    int const first_row = tile.m_block * kBlockM;
+    const int first_row = tile.m_block * kBlockM;
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) {
-      int const row = get<0>(tScQ(2 * i)), col = get<1>(tScQ(2 * i));
-      bool const inside =
-          row < sequence.seqlen_q - first_row && (!kIsGeneral || col < Traits::head_dim(params));
-      Element const *source = &tSgQ(2 * i);
+      const int row = get<0>(tScQ(2 * i)), col = get<1>(tScQ(2 * i));
+      const bool inside = row < sequence.seqlen_q - first_row && (!kIsGeneral || col < Traits::head_dim(params));
+      const Element *source = &tSgQ(2 * i);
       if constexpr (Traits::kIsSplit) source = q_ptr + Traits::row_offset(params, params.q, first_row + row) + col;
-      pairs(i) = inside ? *reinterpret_cast<uint32_t const *>(source) : 0u;
+      pairs(i) = inside ? *reinterpret_cast<const uint32_t *>(source) : 0u;
     }
   }
 
   // Queues the tile's rows of Q.
-  SDPA_DEVICE static auto queue_q(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                  Element const *q_ptr, Element *smem_q, int tid) {
-    TileCopy<Traits, kBlockM> const copy(q_ptr, sequence.seqlen_q, params.q.row_stride, tid);
+  SDPA_DEVICE static auto queue_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                  const Element *q_ptr, Element *smem_q, int tid) {
+    const TileCopy<Traits, kBlockM> copy(q_ptr, sequence.seqlen_q, params.q.row_stride, tid);
     copy.template load<true>(copy.source(), tile.m_block, smem_q, sequence.seqlen_q - tile.m_block * kBlockM,
                              Traits::head_dim(params));
     return copy;
   }
 
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
-  SDPA_DEVICE static void load_q(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                 Element const *q_ptr, Element *smem_q) {
-    auto const copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
+  SDPA_DEVICE static void load_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                 const Element *q_ptr, Element *smem_q) {
+    const auto copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
     if (params.negate_q) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
@@ -364,7 +366,7 @@ struct Mainloop {
 
   // fp32 → Element, two at a time. Same layout on both sides.
   template <class Source, class Destination>
-  SDPA_DEVICE static void convert(Source const &source, Destination &destination) {
+  SDPA_DEVICE static void convert(const Source &source, Destination &destination) {
     auto pairs = recast<uint32_t>(destination);
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(source(2 * i), source(2 * i + 1));

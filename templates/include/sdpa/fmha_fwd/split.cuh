@@ -22,7 +22,7 @@ struct KeySplit {
   int num_active;  // splits that have any keys: [0, num_active)
 
   SDPA_DEVICE static KeySplit make(int index, int num_splits, int num_blocks) {
-    int const share = (num_blocks + num_splits - 1) / num_splits;
+    const int share = (num_blocks + num_splits - 1) / num_splits;
     KeySplit s;
     s.index = index;
     s.first_block = index * share;
@@ -34,7 +34,7 @@ struct KeySplit {
   // The sequence as if this split's keys were all there are.
   template <class Traits>
   SDPA_DEVICE Sequence of(Sequence sequence) const {
-    int const first_key = first_block * Traits::kBlockN;
+    const int first_key = first_block * Traits::kBlockN;
     sequence.first_row_k += first_key;
     sequence.causal_offset -= first_key;
     sequence.seqlen_k = cute::min(sequence.seqlen_k - first_key, num_blocks * Traits::kBlockN);
@@ -56,36 +56,36 @@ struct SplitEpilogue {
 
   // Merges the CTA's KV groups, leaves the result in the workspace and, in the last CTA, merges all and stores.
   template <class Accumulator>
-  SDPA_DEVICE static void store_tile(Params const &params, WorkTile const &tile, Sequence const &sequence,
-                                     KeySplit const &split, int tile_index, char *smem, Accumulator &tOrO,
+  SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                     const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
                                      SoftmaxState &softmax) {
     if (split.num_active == 1) {
       Base::merge_tile(params, tile, sequence, smem, tOrO, softmax);
       return;
     }
-    int64_t const first_part = int64_t{tile_index} * params.num_splits;
-    int const num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
+    const int64_t first_part = int64_t{tile_index} * params.num_splits;
+    const int num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
     store_part(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
     if (is_last(params.arrivals + tile_index, split.num_active))
       merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
  private:
-  SDPA_DEVICE static float *out_of(Params const &params, int64_t part, int row) {
+  SDPA_DEVICE static float *out_of(const Params &params, int64_t part, int row) {
     return params.partial_out + (part * kBlockM + row) * kHeadDim;
   }
-  SDPA_DEVICE static float2 *stats_of(Params const &params, int64_t part, int row) {
+  SDPA_DEVICE static float2 *stats_of(const Params &params, int64_t part, int row) {
     return params.partial_stats + part * kBlockM + row;
   }
 
-  SDPA_DEVICE static void store_part(Params const &params, int64_t part, int num_rows, Merge const &merged) {
+  SDPA_DEVICE static void store_part(const Params &params, int64_t part, int num_rows, const Merge &merged) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      int const row = merged.row(i);
+      const int row = merged.row(i);
       if (row >= num_rows) continue;
       CUTE_UNROLL
       for (int t = 0; t < Merge::kTiles; ++t) {
-        float4 const &unit = merged.out[i / 2 * Merge::kTiles + t];
+        const float4 &unit = merged.out[i / 2 * Merge::kTiles + t];
         Arch::store_device(reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)),
                            i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w));
       }
@@ -107,15 +107,15 @@ struct SplitEpilogue {
     return Arch::syncthreads_or(last);  // whoever hears of the last arrival sees the parts of all splits
   }
 
-  SDPA_DEVICE static void merge_parts(Params const &params, WorkTile const &tile, Sequence const &sequence,
+  SDPA_DEVICE static void merge_parts(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                       int64_t first_part, int num_active, int num_rows) {
     constexpr int kVectors = kHeadDim / 4;
     constexpr int kBatch = 16;  // splits whose loads are in flight together
     for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads) {
-      int const row = index / kVectors, col = index % kVectors * 4;
-      int const out_row = tile.m_block * kBlockM + row;
-      float4 const *const outs = reinterpret_cast<float4 const *>(out_of(params, first_part, row) + col);
-      float2 const *const stats = stats_of(params, first_part, row);
+      const int row = index / kVectors, col = index % kVectors * 4;
+      const int out_row = tile.m_block * kBlockM + row;
+      const float4 *const outs = reinterpret_cast<const float4 *>(out_of(params, first_part, row) + col);
+      const float2 *const stats = stats_of(params, first_part, row);
       float max = SoftmaxState::kNoKey, sum = 0.f;
       float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
       for (int first = 0; first < num_active; first += kBatch) {
@@ -124,7 +124,7 @@ struct SplitEpilogue {
         float batch_max = max;
         CUTE_UNROLL
         for (int i = 0; i < kBatch; ++i) {
-          int const s = first + i;
+          const int s = first + i;
           stat[i] = make_float2(SoftmaxState::kNoKey, 0.f);
           part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
           if (s < num_active) {
@@ -134,13 +134,13 @@ struct SplitEpilogue {
         }
         CUTE_UNROLL
         for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);
-        float const scale = Arch::exp2(max - batch_max);
+        const float scale = Arch::exp2(max - batch_max);
         max = batch_max;
         sum *= scale;
         out = make_float4(scale * out.x, scale * out.y, scale * out.z, scale * out.w);
         CUTE_UNROLL
         for (int i = 0; i < kBatch; ++i) {
-          float const weight = Arch::exp2(stat[i].x - max);
+          const float weight = Arch::exp2(stat[i].x - max);
           sum += weight * stat[i].y;
           out.x += weight * part[i].x;
           out.y += weight * part[i].y;
@@ -149,7 +149,7 @@ struct SplitEpilogue {
         }
       }
       if (out_row >= sequence.seqlen_q) sum = 0.f;
-      float const inverse = SoftmaxState::inverse(sum);
+      const float inverse = SoftmaxState::inverse(sum);
       if (col < Traits::head_dim_v(params))
         *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
             make_uint2(arch::pack<Element>(out.x * inverse, out.y * inverse),

@@ -29,7 +29,7 @@ struct BatchedMatrix {
 };
 
 template <class Element>
-CUTLASS_DEVICE Element *head_of(BatchedMatrix const &matrix, int bidb, int head) {
+CUTLASS_DEVICE Element *head_of(const BatchedMatrix &matrix, int bidb, int head) {
   return static_cast<Element *>(matrix.data) + bidb * matrix.batch_stride + head * matrix.head_stride;
 }
 
@@ -39,15 +39,12 @@ struct TensorOpGemm {
   static_assert(kStages >= 3, "CUTLASS's cp.async mainloop starts at three stages");
   using OutputOp = cutlass::epilogue::thread::LinearCombination<ElementOut, 16 / sizeof(ElementOut), float, float,
                                                                 cutlass::epilogue::thread::ScaleType::OnlyAlphaScaling>;
-  using Default =
-      cutlass::gemm::kernel::DefaultGemm<Element, cutlass::layout::RowMajor, kVectorElements, Element, LayoutB,
-                                         kVectorElements, ElementOut, cutlass::layout::RowMajor, float,
-                                         cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
-                                         cutlass::gemm::GemmShape<kM, kN, kK>,
-                                         cutlass::gemm::GemmShape<kM / kWarpsM, kN / kWarpsN, kK>,
-                                         cutlass::gemm::GemmShape<16, 8, 16>, OutputOp,
-                                         cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, kStages, false,
-                                         cutlass::arch::OpMultiplyAdd>;
+  using Default = cutlass::gemm::kernel::DefaultGemm<
+      Element, cutlass::layout::RowMajor, kVectorElements, Element, LayoutB, kVectorElements, ElementOut,
+      cutlass::layout::RowMajor, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+      cutlass::gemm::GemmShape<kM, kN, kK>, cutlass::gemm::GemmShape<kM / kWarpsM, kN / kWarpsN, kK>,
+      cutlass::gemm::GemmShape<16, 8, 16>, OutputOp, cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>,
+      kStages, false, cutlass::arch::OpMultiplyAdd>;
   using Mma = typename Default::Mma;
   using Epilogue = typename Default::Epilogue;
 };
@@ -61,16 +58,16 @@ struct Bf16BWarpMma : Base {
   using typename Base::TransformedFragmentA;
   using typename Base::TransformedFragmentB;
 
-  CUTLASS_DEVICE void transform(TransformedFragmentA &dst_a, TransformedFragmentB &dst_b, FragmentA const &a,
-                                FragmentB const &b) const {
+  CUTLASS_DEVICE void transform(TransformedFragmentA &dst_a, TransformedFragmentB &dst_b, const FragmentA &a,
+                                const FragmentB &b) const {
     dst_a = a;
     static_assert(sizeof(FragmentB) == sizeof(TransformedFragmentB) && sizeof(FragmentB) % 4 == 0);
-    auto const *pairs = reinterpret_cast<uint32_t const *>(&b);
+    const auto *pairs = reinterpret_cast<const uint32_t *>(&b);
     auto *halves = reinterpret_cast<uint32_t *>(&dst_b);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < static_cast<int>(sizeof(FragmentB) / 4); ++i) {
-      float const low = __uint_as_float(pairs[i] << 16);
-      float const high = __uint_as_float(pairs[i] & 0xffff0000u);
+      const float low = __uint_as_float(pairs[i] << 16);
+      const float high = __uint_as_float(pairs[i] & 0xffff0000u);
       asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves[i]) : "f"(high), "f"(low));
     }
   }
@@ -112,8 +109,8 @@ template <sdpa_dtype kDtype, int kBlockM, int kN, int kNWarps>
 struct PvGemm {
   static constexpr GemmTile kTile = pv_tile(kBlockM, kN, kNWarps);
   static constexpr bool kIsPv = true;
-  using Gemm = TensorOpGemm<cutlass::half_t, cutlass::layout::RowMajor, ElementOf<kDtype>, kTile.block_m,
-                            kTile.block_n, kTile.block_k, kTile.stages, kTile.warps_m, kTile.warps_n>;
+  using Gemm = TensorOpGemm<cutlass::half_t, cutlass::layout::RowMajor, ElementOf<kDtype>, kTile.block_m, kTile.block_n,
+                            kTile.block_k, kTile.stages, kTile.warps_m, kTile.warps_n>;
   using Mma = typename std::conditional_t<kDtype == SDPA_DTYPE_F16, std::common_type<typename Gemm::Mma>,
                                           ReplaceWarpMma<typename Gemm::Mma, Bf16BWarpMma>>::type;
   using Epilogue = typename Gemm::Epilogue;
@@ -147,7 +144,7 @@ struct GemmParams {
   int32_t heads_per_b;  // heads of A and D that share one B
   float alpha;
 
-  GemmParams(sdpa_params const &p, BatchedMatrix const &a_, BatchedMatrix const &b_, BatchedMatrix const &out_, int n_,
+  GemmParams(const sdpa_params &p, const BatchedMatrix &a_, const BatchedMatrix &b_, const BatchedMatrix &out_, int n_,
              int k_, float alpha_)
       : iterator_a(typename IteratorA::Layout(a_.ld)),
         iterator_b(typename IteratorB::Layout(b_.ld)),
@@ -169,7 +166,7 @@ struct GemmParams {
 // Accumulates A [m_block's rows, depth] B [depth, n_block's columns]. A's rows may be read up to the next multiple of
 // 8 past `depth`, where P holds zeros; B's rows past it are never read.
 template <class Gemm>
-CUTLASS_DEVICE void accumulate(GemmParams<Gemm> const &params, GemmSharedStorage<Gemm> &shared,
+CUTLASS_DEVICE void accumulate(const GemmParams<Gemm> &params, GemmSharedStorage<Gemm> &shared,
                                typename Gemm::Mma::IteratorA::Pointer a, typename Gemm::Mma::IteratorB::Pointer b,
                                int m_start, int n_start, int depth, int warp_idx,
                                typename Gemm::Mma::FragmentC &accumulators) {
@@ -178,7 +175,7 @@ CUTLASS_DEVICE void accumulate(GemmParams<Gemm> const &params, GemmSharedStorage
   // CUTLASS visits the odd-sized step of a depth first and would then read misaligned vectors of A when it is not a
   // multiple of 8: such a depth goes in two parts, the second being the odd-sized step alone.
   // The first GEMM's depth, head_dim, always is a multiple.
-  int const first_end = Gemm::kIsPv && depth % kVectorElements != 0 ? depth - depth % kBlockK : depth;
+  const int first_end = Gemm::kIsPv && depth % kVectorElements != 0 ? depth - depth % kBlockK : depth;
   CUTLASS_PRAGMA_NO_UNROLL
   for (int start = 0, end = first_end; start < depth; start = end, end = depth) {
     if (start == end) continue;
@@ -202,26 +199,26 @@ __global__ void __launch_bounds__(32 * Gemm::kTile.warps(), Gemm::kTile.warps() 
 
   // Tiles of one head are neighbours, columns first: they share A through L2. The second GEMM starts with the last
   // rows, which see most keys.
-  uint32_t const tiles = uint32_t(params.m_tiles) * uint32_t(params.n_tiles);
-  uint32_t const bidbh = blockIdx.x / tiles;
-  uint32_t const tile = blockIdx.x % tiles;
-  int const n_block = static_cast<int>(tile % uint32_t(params.n_tiles));
+  const uint32_t tiles = uint32_t(params.m_tiles) * uint32_t(params.n_tiles);
+  const uint32_t bidbh = blockIdx.x / tiles;
+  const uint32_t tile = blockIdx.x % tiles;
+  const int n_block = static_cast<int>(tile % uint32_t(params.n_tiles));
   int m_block = static_cast<int>(tile / uint32_t(params.n_tiles));
   if (Gemm::kIsPv) m_block = params.m_tiles - 1 - m_block;
-  int const bidb = static_cast<int>(bidbh / uint32_t(params.num_heads));
-  int const bidh = static_cast<int>(bidbh % uint32_t(params.num_heads));
-  int const m_start = m_block * Gemm::kTile.block_m;
-  int const n_start = n_block * Gemm::kTile.block_n;
+  const int bidb = static_cast<int>(bidbh / uint32_t(params.num_heads));
+  const int bidh = static_cast<int>(bidbh % uint32_t(params.num_heads));
+  const int m_start = m_block * Gemm::kTile.block_m;
+  const int n_start = n_block * Gemm::kTile.block_n;
 
   int depth = params.k;
   if constexpr (Gemm::kIsPv) {
     depth = params.keys.depth_of_tile(m_block, Gemm::kTile.block_m, Gemm::kTile.block_k);
   } else {
-    int const row_end = min(m_start + Gemm::kTile.block_m, params.m);
+    const int row_end = min(m_start + Gemm::kTile.block_m, params.m);
     if (n_start >= params.keys.keys_seen_before(row_end)) return;
   }
 
-  int const warp_idx = cutlass::canonical_warp_idx_sync();
+  const int warp_idx = cutlass::canonical_warp_idx_sync();
   typename Mma::FragmentC accumulators;
   accumulators.clear();
   accumulate<Gemm>(params, shared, head_of<typename Mma::IteratorA::Element>(params.a, bidb, bidh),
@@ -229,7 +226,7 @@ __global__ void __launch_bounds__(32 * Gemm::kTile.warps(), Gemm::kTile.warps() 
                    n_start, depth, warp_idx, accumulators);
 
   // The mainloop ends with a barrier, after which the epilogue may take over its shared memory.
-  OutputOp const output_op{typename OutputOp::Params(params.alpha)};
+  const OutputOp output_op{typename OutputOp::Params(params.alpha)};
   OutputIterator out(params.iterator_out, head_of<typename OutputIterator::Element>(params.out, bidb, bidh),
                      {params.m, params.n}, threadIdx.x, {m_start, n_start});
   Epilogue epilogue(shared.epilogue, threadIdx.x, warp_idx, threadIdx.x % 32);

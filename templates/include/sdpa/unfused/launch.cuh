@@ -20,11 +20,10 @@
 namespace sdpa::unfused {
 
 template <class Element, int kHeadDim, int kBlockM, int kBlockN, int kStages, int kNWarps, bool kIsCausal>
-constexpr KernelRow make_row(char const *name) {
+constexpr KernelRow make_row(const char *name) {
   static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128,
                 "head_dim must be a multiple of 8 of at most 128: the second GEMM's widest tile");
-  constexpr sdpa_dtype kDtype =
-      std::is_same_v<Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
+  constexpr sdpa_dtype kDtype = std::is_same_v<Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
   KernelRow row = {};
   row.info.struct_size = sizeof(sdpa_kernel_info);
   row.info.dtype = kDtype;

@@ -39,7 +39,7 @@ struct KeyRange {
   // Keys seen by at least one of the rows [0, row_end).
   CUTLASS_HOST_DEVICE int keys_seen_before(int row_end) const {
     if (!is_causal) return seqlen_k;
-    int64_t const seen = int64_t{row_end} + causal_offset;
+    const int64_t seen = int64_t{row_end} + causal_offset;
     return seen < 0 ? 0 : seen > seqlen_k ? seqlen_k : static_cast<int>(seen);
   }
 
@@ -48,32 +48,32 @@ struct KeyRange {
   // Depth of the second GEMM for a tile of block_m rows: what its last row sees, rounded up to whole steps, but never
   // a key that no query sees, whose V may hold NaN.
   CUTLASS_HOST_DEVICE int depth_of_tile(int m_block, int block_m, int block_k) const {
-    int const row_end = (m_block + 1) * block_m < seqlen_q ? (m_block + 1) * block_m : seqlen_q;
-    int64_t const depth = round_up(keys_seen_before(row_end), block_k);
-    int const all = keys_seen_before(seqlen_q);
+    const int row_end = (m_block + 1) * block_m < seqlen_q ? (m_block + 1) * block_m : seqlen_q;
+    const int64_t depth = round_up(keys_seen_before(row_end), block_k);
+    const int all = keys_seen_before(seqlen_q);
     return depth < all ? static_cast<int>(depth) : all;
   }
 };
 
-inline KeyRange key_range(sdpa_params const &p) { return {p.seqlen_q, p.seqlen_k, p.is_causal, p.causal_offset}; }
+inline KeyRange key_range(const sdpa_params &p) { return {p.seqlen_q, p.seqlen_k, p.is_causal, p.causal_offset}; }
 
-inline bool has_wide_logits(sdpa_params const &p) { return p.softmax_lse != nullptr; }
+inline bool has_wide_logits(const sdpa_params &p) { return p.softmax_lse != nullptr; }
 
 // Elements from one row of logits to the next.
-inline int64_t logits_ld(sdpa_params const &p) { return round_up(p.seqlen_k, kVectorElements); }
+inline int64_t logits_ld(const sdpa_params &p) { return round_up(p.seqlen_k, kVectorElements); }
 
 // Bytes. Depends on whether softmax_lse is null.
-inline uint64_t workspace_bytes(sdpa_params const &p) {
-  uint64_t const rows = uint64_t(p.batch) * uint64_t(p.num_heads_q) * uint64_t(p.seqlen_q);
+inline uint64_t workspace_bytes(const sdpa_params &p) {
+  const uint64_t rows = uint64_t(p.batch) * uint64_t(p.num_heads_q) * uint64_t(p.seqlen_q);
   return rows * uint64_t(logits_ld(p)) * (has_wide_logits(p) ? 4 : 2);
 }
 
-inline Status check_tensor(char const *name, void const *data, int64_t const *stride, int num_heads, int seqlen,
+inline Status check_tensor(const char *name, const void *data, const int64_t *stride, int num_heads, int seqlen,
                            int batch) {
   if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
     return make_status(SDPA_INVALID_ARGUMENT, "%s: address %p must be a multiple of 16 bytes", name, data);
   struct Axis {
-    char const *name;
+    const char *name;
     int extent;
   } const axes[3] = {{"batch", batch}, {"head", num_heads}, {"row", seqlen}};
   for (int i = 0; i < 3; ++i) {
@@ -85,9 +85,9 @@ inline Status check_tensor(char const *name, void const *data, int64_t const *st
 }
 
 template <int kBlockM, int kBlockN>
-Status can_implement(sdpa_params const &p) {
+Status can_implement(const sdpa_params &p) {
   struct {
-    char const *name;
+    const char *name;
     int value;
     int most;
   } const sizes[] = {{"batch", p.batch, INT_MAX},
@@ -95,7 +95,7 @@ Status can_implement(sdpa_params const &p) {
                      {"num_heads_kv", p.num_heads_kv, INT_MAX},
                      {"seqlen_q", p.seqlen_q, kMaxSeqlen},
                      {"seqlen_k", p.seqlen_k, kMaxSeqlen}};
-  for (auto const &size : sizes) {
+  for (const auto &size : sizes) {
     if (size.value < 1 || size.value > size.most)
       return make_status(SDPA_INVALID_ARGUMENT, "%s is %d; it must be between 1 and %d", size.name, size.value,
                          size.most);
@@ -103,9 +103,9 @@ Status can_implement(sdpa_params const &p) {
   if (p.num_heads_q % p.num_heads_kv != 0)
     return make_status(SDPA_INVALID_ARGUMENT, "num_heads_q is %d; it must be a multiple of num_heads_kv, %d",
                        p.num_heads_q, p.num_heads_kv);
-  double const heads = double(p.batch) * p.num_heads_q;
-  double const rows = heads * p.seqlen_q;
-  double const tiles = heads * double(ceil_div(p.seqlen_q, kBlockM)) * double(ceil_div(p.seqlen_k, kBlockN));
+  const double heads = double(p.batch) * p.num_heads_q;
+  const double rows = heads * p.seqlen_q;
+  const double tiles = heads * double(ceil_div(p.seqlen_q, kBlockM)) * double(ceil_div(p.seqlen_k, kBlockN));
   if (rows > INT_MAX || tiles > INT_MAX)
     return make_status(SDPA_NOT_SUPPORTED,
                        "batch %d, num_heads_q %d, seqlen_q %d, seqlen_k %d make %.0f rows and %.0f tiles of %dx%d; "
@@ -118,8 +118,8 @@ Status can_implement(sdpa_params const &p) {
   return status;
 }
 
-inline Status check_workspace(sdpa_params const &p) {
-  uint64_t const needed = workspace_bytes(p);
+inline Status check_workspace(const sdpa_params &p) {
+  const uint64_t needed = workspace_bytes(p);
   if (p.workspace == nullptr || p.workspace_bytes < needed)
     return make_status(SDPA_INVALID_ARGUMENT, "workspace: %llu bytes at %p; this problem needs %llu%s",
                        static_cast<unsigned long long>(p.workspace_bytes), p.workspace,

@@ -17,9 +17,9 @@
 namespace sdpa::unfused {
 
 struct SoftmaxParams {
-  void *logits;         // [num_rows, ld]
-  int64_t ld;           // elements of the logits' type
-  float *softmax_lse;   // or null
+  void *logits;        // [num_rows, ld]
+  int64_t ld;          // elements of the logits' type
+  float *softmax_lse;  // or null
   int64_t lse_batch_stride;
   int64_t lse_head_stride;
   KeyRange keys;
@@ -36,36 +36,36 @@ CUTLASS_DEVICE float exp2_approx(float x) {
 }
 
 // Eight logits. An fp16 logit that overflowed counts as the largest finite one; NaN stays NaN.
-CUTLASS_DEVICE void load_logits(__half const *from, float (&x)[kVectorElements]) {
-  uint4 const raw = *reinterpret_cast<uint4 const *>(from);
-  uint32_t const words[4] = {raw.x, raw.y, raw.z, raw.w};
+CUTLASS_DEVICE void load_logits(const __half *from, float (&x)[kVectorElements]) {
+  const uint4 raw = *reinterpret_cast<const uint4 *>(from);
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < 4; ++i) {
     __half2 pair;
     memcpy(&pair, &words[i], sizeof(pair));
     pair = __hmax2_nan(__hmin2_nan(pair, __float2half2_rn(kMaxHalf)), __float2half2_rn(-kMaxHalf));
-    float2 const both = __half22float2(pair);
+    const float2 both = __half22float2(pair);
     x[2 * i] = both.x;
     x[2 * i + 1] = both.y;
   }
 }
 
-CUTLASS_DEVICE void load_logits(float const *from, float (&x)[kVectorElements]) {
-  float4 const low = reinterpret_cast<float4 const *>(from)[0];
-  float4 const high = reinterpret_cast<float4 const *>(from)[1];
-  float const all[kVectorElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+CUTLASS_DEVICE void load_logits(const float *from, float (&x)[kVectorElements]) {
+  const float4 low = reinterpret_cast<const float4 *>(from)[0];
+  const float4 high = reinterpret_cast<const float4 *>(from)[1];
+  const float all[kVectorElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kVectorElements; ++i) x[i] = all[i];
 }
 
-CUTLASS_DEVICE float load_logit(__half const *from) {
+CUTLASS_DEVICE float load_logit(const __half *from) {
   return __half2float(__hmax_nan(__hmin_nan(*from, __float2half_rn(kMaxHalf)), __float2half_rn(-kMaxHalf)));
 }
-CUTLASS_DEVICE float load_logit(float const *from) { return *from; }
+CUTLASS_DEVICE float load_logit(const float *from) { return *from; }
 
 // The logits at [col, col + 8), -inf where the row sees no key. Nothing is read behind its last key.
 template <class Logit>
-CUTLASS_DEVICE void load_visible(Logit const *row, int col, int num_keys, float (&x)[kVectorElements]) {
+CUTLASS_DEVICE void load_visible(const Logit *row, int col, int num_keys, float (&x)[kVectorElements]) {
   if (col + kVectorElements <= num_keys) {
     load_logits(row + col, x);
   } else {
@@ -74,11 +74,11 @@ CUTLASS_DEVICE void load_visible(Logit const *row, int col, int num_keys, float 
   }
 }
 
-CUTLASS_DEVICE void store_probs(__half *to, float const (&p)[kVectorElements]) {
+CUTLASS_DEVICE void store_probs(__half *to, const float (&p)[kVectorElements]) {
   uint32_t words[4];
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < 4; ++i) {
-    __half2 const pair = __floats2half2_rn(p[2 * i], p[2 * i + 1]);
+    const __half2 pair = __floats2half2_rn(p[2 * i], p[2 * i + 1]);
     memcpy(&words[i], &pair, sizeof(pair));
   }
   *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -115,19 +115,18 @@ struct Row {
   int num_keys;  // keys that the row sees
   int zero_end;  // P is written up to here, a multiple of 8 that never exceeds the row's ld
 
-  CUTLASS_DEVICE Row(SoftmaxParams const &params, int row) {
+  CUTLASS_DEVICE Row(const SoftmaxParams &params, int row) {
     logits = static_cast<Logit *>(params.logits) + row * params.ld;
     probs = reinterpret_cast<__half *>(logits);
-    int const row_in_head = row % params.keys.seqlen_q;
+    const int row_in_head = row % params.keys.seqlen_q;
     num_keys = params.keys.keys_seen_by(row_in_head);
-    int const depth =
-        params.keys.depth_of_tile(row_in_head / params.pv_block_m, params.pv_block_m, params.pv_block_k);
+    const int depth = params.keys.depth_of_tile(row_in_head / params.pv_block_m, params.pv_block_m, params.pv_block_k);
     zero_end = (depth + kVectorElements - 1) / kVectorElements * kVectorElements;
   }
 
-  CUTLASS_DEVICE static void store_lse(SoftmaxParams const &params, int row, float row_max, float row_sum) {
+  CUTLASS_DEVICE static void store_lse(const SoftmaxParams &params, int row, float row_max, float row_sum) {
     if (params.softmax_lse == nullptr) return;
-    int const bidbh = row / params.keys.seqlen_q;
+    const int bidbh = row / params.keys.seqlen_q;
     params.softmax_lse[bidbh / params.num_heads * params.lse_batch_stride +
                        bidbh % params.num_heads * params.lse_head_stride + row % params.keys.seqlen_q] =
         row_sum == 0.f ? -INFINITY : row_max + logf(row_sum);
@@ -147,11 +146,11 @@ __global__ void __launch_bounds__(softmax_cta_threads(kThreadsPerRow))
     unfused_softmax(const __grid_constant__ SoftmaxParams params) {
   constexpr int kRowsPerCta = softmax_cta_threads(kThreadsPerRow) / kThreadsPerRow;
   __shared__ float scratch[2][kThreadsPerRow / 32];
-  int const lane = static_cast<int>(threadIdx.x) % kThreadsPerRow;
-  int64_t const row_index = int64_t{blockIdx.x} * kRowsPerCta + threadIdx.x / kThreadsPerRow;
+  const int lane = static_cast<int>(threadIdx.x) % kThreadsPerRow;
+  const int64_t row_index = int64_t{blockIdx.x} * kRowsPerCta + threadIdx.x / kThreadsPerRow;
   if (row_index >= params.num_rows) return;
-  int const row_id = static_cast<int>(row_index);
-  Row<Logit> const row(params, row_id);
+  const int row_id = static_cast<int>(row_index);
+  const Row<Logit> row(params, row_id);
 
   float x[kVectors][kVectorElements];
   float row_max = -INFINITY;
@@ -182,10 +181,10 @@ __global__ void __launch_bounds__(softmax_cta_threads(kThreadsPerRow))
   }
   row_sum = reduce_row<kThreadsPerRow>(row_sum, scratch[1], Sum{});
 
-  float const factor = probs_factor(row_sum);
+  const float factor = probs_factor(row_sum);
   CUTLASS_PRAGMA_UNROLL
   for (int v = 0; v < kVectors; ++v) {
-    int const col = (v * kThreadsPerRow + lane) * kVectorElements;
+    const int col = (v * kThreadsPerRow + lane) * kVectorElements;
     if (col >= row.zero_end) continue;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVectorElements; ++i) x[v][i] *= factor;
@@ -198,13 +197,12 @@ inline constexpr int kLongRowThreads = 512;
 
 // Rows of any length, one CTA each: an online maximum and sum, then a second pass.
 template <class Logit>
-__global__ void __launch_bounds__(kLongRowThreads)
-    unfused_softmax_long(const __grid_constant__ SoftmaxParams params) {
+__global__ void __launch_bounds__(kLongRowThreads) unfused_softmax_long(const __grid_constant__ SoftmaxParams params) {
   constexpr int kStep = kLongRowThreads * kVectorElements;
   __shared__ float scratch[2][kLongRowThreads / 32];
-  int const row_id = static_cast<int>(blockIdx.x);
-  int const lane_col = static_cast<int>(threadIdx.x) * kVectorElements;
-  Row<Logit> const row(params, row_id);
+  const int row_id = static_cast<int>(blockIdx.x);
+  const int lane_col = static_cast<int>(threadIdx.x) * kVectorElements;
+  const Row<Logit> row(params, row_id);
 
   float thread_max = -INFINITY;
   float thread_sum = 0.f;
@@ -214,19 +212,19 @@ __global__ void __launch_bounds__(kLongRowThreads)
     float new_max = thread_max;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVectorElements; ++i) new_max = fmaxf(new_max, x[i]);
-    float const shift = finite_max(new_max) * kLog2e;
+    const float shift = finite_max(new_max) * kLog2e;
     thread_sum *= exp2_approx(thread_max * kLog2e - shift);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVectorElements; ++i) thread_sum += exp2_approx(x[i] * kLog2e - shift);
     thread_max = new_max;
   }
-  float const row_max = finite_max(reduce_row<kLongRowThreads>(thread_max, scratch[0], Max{}));
-  float const thread_scale = exp2_approx(thread_max * kLog2e - row_max * kLog2e);
-  float const row_sum = reduce_row<kLongRowThreads>(thread_sum * thread_scale, scratch[1], Sum{});
+  const float row_max = finite_max(reduce_row<kLongRowThreads>(thread_max, scratch[0], Max{}));
+  const float thread_scale = exp2_approx(thread_max * kLog2e - row_max * kLog2e);
+  const float row_sum = reduce_row<kLongRowThreads>(thread_sum * thread_scale, scratch[1], Sum{});
 
-  float const factor = probs_factor(row_sum);
+  const float factor = probs_factor(row_sum);
   for (int64_t start = 0; start < row.zero_end; start += kStep) {
-    int64_t const col = start + lane_col;
+    const int64_t col = start + lane_col;
     float x[kVectorElements];
     if (col < row.zero_end) load_visible(row.logits, static_cast<int>(col), row.num_keys, x);
     // P's first half of the step covers the fp32 logits of the step: all must be read before any is written. Later

@@ -41,10 +41,10 @@ constexpr GemmTile qk_tile(int block_m, int block_n, int stages, int warps) {
 // The second GEMM's loop is long and bound by streaming P: it takes as many stages as leave room for two CTAs on an
 // SM of 100 KiB, and a deeper step where the tile is small. A warp gets at least 32 x 32 outputs.
 constexpr GemmTile pv_tile(int block_m, int n, int warps) {
-  int const m = block_m < 128 ? block_m : 128;
-  int const k = m <= 64 && n <= 64 ? 64 : 32;
-  int const stages = 48 * 1024 / ((m + n) * k * 2);
-  int const most_warps = m * n / 1024;
+  const int m = block_m < 128 ? block_m : 128;
+  const int k = m <= 64 && n <= 64 ? 64 : 32;
+  const int stages = 48 * 1024 / ((m + n) * k * 2);
+  const int most_warps = m * n / 1024;
   return make_gemm_tile(m, n, k, stages < 3 ? 3 : stages, warps < most_warps ? warps : most_warps);
 }
 
@@ -54,7 +54,7 @@ constexpr int widest_pv_n(int head_dim) { return head_dim <= 32 ? 32 : head_dim 
 constexpr int smem_bytes(int head_dim, int block_m, int block_n, int stages, int warps) {
   int most = qk_tile(block_m, block_n, stages, warps).smem_bytes();
   for (int n = 32; n <= widest_pv_n(head_dim); n *= 2) {
-    int const bytes = pv_tile(block_m, n, warps).smem_bytes();
+    const int bytes = pv_tile(block_m, n, warps).smem_bytes();
     most = bytes > most ? bytes : most;
   }
   return most;

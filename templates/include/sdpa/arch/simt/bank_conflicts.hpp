@@ -114,8 +114,7 @@ class BankConflicts {
 
   void count_plain(std::vector<Plain> &accesses) {
     const auto key = [](const Plain &a) { return std::make_tuple(a.place, a.lane); };
-    std::stable_sort(accesses.begin(), accesses.end(),
-                     [&](const Plain &a, const Plain &b) { return key(a) < key(b); });
+    std::stable_sort(accesses.begin(), accesses.end(), [&](const Plain &a, const Plain &b) { return key(a) < key(b); });
     for (size_t i = 1; i < accesses.size(); ++i) {
       if (key(accesses[i]) == key(accesses[i - 1])) accesses[i].n = accesses[i - 1].n + 1;
     }

@@ -10,9 +10,8 @@
 namespace sdpa::simt {
 
 inline void Block::fail(const char *format, ...) {
-  const int length =
-      std::snprintf(error_, sizeof(error_), "kernel %s, block %lld, warp %d, thread %d: ", call_->name,
-                    static_cast<long long>(index_), current_ / kWarpSize, current_);
+  const int length = std::snprintf(error_, sizeof(error_), "kernel %s, block %lld, warp %d, thread %d: ", call_->name,
+                                   static_cast<long long>(index_), current_ / kWarpSize, current_);
   if (length > 0 && size_t(length) < sizeof(error_)) {
     va_list arguments;
     va_start(arguments, format);
@@ -73,9 +72,9 @@ inline void Block::fail_deadlock() {
     const Barrier &barrier = barriers_[size_t(id)];
     if (barrier.num_warps == 0) continue;
     const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
-    const int written = std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d",
-                                      length == 0 ? "" : ", ", barrier.num_warps, needed,
-                                      id == 0 ? "syncthreads, barrier" : "barrier", id);
+    const int written =
+        std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d", length == 0 ? "" : ", ",
+                      barrier.num_warps, needed, id == 0 ? "syncthreads, barrier" : "barrier", id);
     length += size_t(std::max(written, 0));
   }
   fail("deadlock: no thread can go on: %s", waits);

@@ -87,7 +87,7 @@ inline int block_idx() { return int(current_block->block_idx()); }
 inline char *dynamic_smem() { return current_block->shared_memory().data(); }
 
 // Where a kernel calls from: defaults of the functions below. A wrapper called sync_group says nothing of its own.
-#define SDPA_SIMT_CALLER                                                                                  \
+#define SDPA_SIMT_CALLER \
   const char *file = __builtin_FILE(), int line = __builtin_LINE(), const char *function = __builtin_FUNCTION()
 
 inline void syncthreads(SDPA_SIMT_CALLER) {

@@ -69,7 +69,7 @@ class CpAsyncQueue {
     }
   }
 
-  std::vector<Copy> copies_;  // pending, oldest first; the last num_uncommitted_ belong to no group yet
+  std::vector<Copy> copies_;    // pending, oldest first; the last num_uncommitted_ belong to no group yet
   std::vector<size_t> groups_;  // copies in each pending group, oldest first
   size_t num_uncommitted_ = 0;
 };

@@ -60,19 +60,19 @@ SDPA_SIMT_HOOK void __tsan_read_range(void *address, size_t bytes) { SDPA_SIMT_O
 SDPA_SIMT_HOOK void __tsan_write_range(void *address, size_t bytes) { SDPA_SIMT_OBSERVE(bytes, true); }
 
 // Atomic operations are themselves; the engine and kernels use them on global memory only.
-#define SDPA_SIMT_ATOMICS(bits, type)                                                                     \
-  SDPA_SIMT_HOOK type __tsan_atomic##bits##_load(const volatile type *from, int) {                        \
-    return __atomic_load_n(from, __ATOMIC_SEQ_CST);                                                       \
-  }                                                                                                       \
-  SDPA_SIMT_HOOK void __tsan_atomic##bits##_store(volatile type *to, type value, int) {                   \
-    __atomic_store_n(to, value, __ATOMIC_SEQ_CST);                                                        \
-  }                                                                                                       \
-  SDPA_SIMT_HOOK type __tsan_atomic##bits##_fetch_add(volatile type *to, type value, int) {               \
-    return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);                                               \
-  }                                                                                                       \
-  SDPA_SIMT_HOOK int __tsan_atomic##bits##_compare_exchange_strong(volatile type *to, type *expected, type value, \
-                                                                   int, int) {                            \
-    return __atomic_compare_exchange_n(to, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
+#define SDPA_SIMT_ATOMICS(bits, type)                                                                                  \
+  SDPA_SIMT_HOOK type __tsan_atomic##bits##_load(const volatile type *from, int) {                                     \
+    return __atomic_load_n(from, __ATOMIC_SEQ_CST);                                                                    \
+  }                                                                                                                    \
+  SDPA_SIMT_HOOK void __tsan_atomic##bits##_store(volatile type *to, type value, int) {                                \
+    __atomic_store_n(to, value, __ATOMIC_SEQ_CST);                                                                     \
+  }                                                                                                                    \
+  SDPA_SIMT_HOOK type __tsan_atomic##bits##_fetch_add(volatile type *to, type value, int) {                            \
+    return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);                                                            \
+  }                                                                                                                    \
+  SDPA_SIMT_HOOK int __tsan_atomic##bits##_compare_exchange_strong(volatile type *to, type *expected, type value, int, \
+                                                                   int) {                                              \
+    return __atomic_compare_exchange_n(to, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                \
   }
 
 SDPA_SIMT_ATOMICS(8, int8_t)

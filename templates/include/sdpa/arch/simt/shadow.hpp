@@ -27,7 +27,7 @@ enum class AccessKind : uint8_t { kNone, kLoad, kStore, kLdmatrix, kCpAsync };
 
 inline const char *verb(AccessKind kind) {
   constexpr const char *kVerbs[] = {"nothing", "a load reads", "a store writes", "ldmatrix reads for its warp",
-                                     "cp.async writes"};
+                                    "cp.async writes"};
   return kVerbs[int(kind)];
 }
 
