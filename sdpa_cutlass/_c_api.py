@@ -114,6 +114,12 @@ class Addresses(ctypes.Structure):
     ]
 
 
+class Detail(ctypes.Structure):
+    """struct sdpa_detail."""
+
+    _fields_ = [("name", c_char_p), ("value", c_int32)]
+
+
 class RawKernelInfo(ctypes.Structure):
     """struct sdpa_kernel_info; registry.KernelInfo is its Python face."""
 
@@ -122,19 +128,12 @@ class RawKernelInfo(ctypes.Structure):
         ("dtype", c_int32),
         ("name", c_char_p),
         ("family", c_char_p),
+        ("op", c_int32),
         ("arch", c_int32),
         ("head_dim", c_int32),
-        ("block_m", c_int32),
-        ("block_n", c_int32),
-        ("stages", c_int32),
-        ("warps", c_int32),
-        ("kv_groups", c_int32),
-        ("q_in_regs", c_int32),
-        ("is_causal", c_int32),
-        ("is_general", c_int32),
-        ("has_dropout", c_int32),
-        ("is_split", c_int32),
-        ("is_unbiased", c_int32),
+        ("num_details", c_int32),
+        ("takes", c_uint64),
+        ("details", POINTER(Detail)),
         ("smem_bytes", c_int32),
         ("ctas_per_sm", c_int32),
     ]

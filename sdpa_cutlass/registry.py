@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntFlag
 from typing import TYPE_CHECKING
 
 from .errors import LibraryMismatchError
@@ -23,42 +23,120 @@ class Family(Enum):
     __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Op(Enum):
+    """What a kernel computes; the values are those of enum sdpa_op."""
+
+    FORWARD = 0
+
+
+class Takes(IntFlag):
+    """What a problem may need of a kernel: enum sdpa_takes."""
+
+    FULL = 1 << 0  # every query sees every key
+    CAUSAL = 1 << 1
+    BOOL = 1 << 2  # a boolean mask
+    BIAS16 = 1 << 3  # a mask to add, 16 bits an element
+    BIAS32 = 1 << 4
+    LENGTHS = 1 << 5  # a length for each sequence, causal aligned to it
+    PACKED = 1 << 6  # sequences one after another, without padding
+    UNDROPPED = 1 << 7
+    DROPOUT = 1 << 8
+    SMALLER_HEAD_DIM = 1 << 9  # than the kernel's, and another one for the values
+    SPLITS = 1 << 10  # several CTAs share the keys of a tile
+
+
+TAKES_OF_MASK: dict[MaskType | None, Takes] = {
+    None: Takes(0),
+    MaskType.BOOL: Takes.BOOL,
+    MaskType.F16: Takes.BIAS16,
+    MaskType.BF16: Takes.BIAS16,
+    MaskType.F32: Takes.BIAS32,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelInfo:
     """One row of the registry. ``index`` is its place in the library that it was read from.
 
-    A plain row has its own head_dim and `is_causal` and nothing else; a row with `is_general` takes causal or
-    not, masks, lengths per sequence, and any head dimensions up to its own. One with `is_split` is general
-    but takes no masks: its tiles hold the rows of all query heads of a key head, and several CTAs may share
-    the keys of a tile. One with `is_unbiased` is general but takes boolean masks only.
+    `takes` is what a problem may need of it, `details` the family's own choices as names and numbers. The
+    properties below read these two.
     """
 
     index: int
     name: str
     family: Family
+    op: Op = Op.FORWARD
     dtype: DType
     arch: int
     head_dim: int
-    block_m: int
-    block_n: int
-    stages: int
-    warps: int
-    kv_groups: int
-    q_in_regs: bool
-    is_causal: bool
-    is_general: bool
-    has_dropout: bool
-    is_split: bool
-    is_unbiased: bool
+    takes: Takes
+    details: tuple[tuple[str, int], ...]
     smem_bytes: int
     ctas_per_sm: int
+
+    def detail(self, name: str, default: int = 0) -> int:
+        """The value of a detail, or `default` where the family has none of that name."""
+        return dict(self.details).get(name, default)
+
+    @functools.cached_property
+    def block_m(self) -> int:
+        """Query rows of a CTA's tile."""
+        return self.detail("block_m")
+
+    @functools.cached_property
+    def block_n(self) -> int:
+        """Key rows of a step."""
+        return self.detail("block_n")
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """Steps whose operands are in flight."""
+        return self.detail("stages")
+
+    @functools.cached_property
+    def warps(self) -> int:
+        """Of one CTA."""
+        return self.detail("warps")
+
+    @functools.cached_property
+    def kv_groups(self) -> int:
+        """Warp groups of one CTA that share its query rows and split its keys."""
+        return self.detail("kv_groups", 1)
+
+    @functools.cached_property
+    def q_in_regs(self) -> bool:
+        """Q stays in registers, and its shared memory is reused for V."""
+        return bool(self.detail("q_in_regs"))
+
+    @functools.cached_property
+    def is_general(self) -> bool:
+        """Learns at run time whether it is causal, and takes smaller head dimensions than its own."""
+        return Takes.SMALLER_HEAD_DIM in self.takes
+
+    @functools.cached_property
+    def is_causal(self) -> bool:
+        """Computes causal attention only."""
+        return Takes.FULL not in self.takes
+
+    @functools.cached_property
+    def has_dropout(self) -> bool:
+        """Always drops."""
+        return Takes.DROPOUT in self.takes
+
+    @functools.cached_property
+    def is_split(self) -> bool:
+        """Its tiles hold the rows of all query heads of a key head, and several CTAs may share their keys."""
+        return Takes.SPLITS in self.takes
+
+    @functools.cached_property
+    def is_unbiased(self) -> bool:
+        """Takes boolean masks, but no bias."""
+        return Takes.BOOL in self.takes and Takes.BIAS16 not in self.takes
 
     @property
     def mask_types(self) -> tuple[MaskType, ...]:
         """The masks that it takes."""
-        if not self.is_general or self.is_split:
-            return ()
-        return (MaskType.BOOL,) if self.is_unbiased else tuple(MaskType)
+        return tuple(mask for mask in MaskType if TAKES_OF_MASK[mask] in self.takes)
 
     @property
     def threads(self) -> int:
@@ -80,6 +158,13 @@ def mask_code(mask: MaskType | None) -> int:
     return _MASK_TYPES.index(mask)
 
 
+def _takes(bits: int) -> Takes:
+    unknown = bits & ~sum(Takes)
+    if unknown:
+        raise ValueError(f"takes has the bits {unknown:#x}, which this package does not know")
+    return Takes(bits)
+
+
 @functools.cache
 def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
     """Every row of `library`, in its order. Raises LibraryMismatchError for a row of unknown meaning."""
@@ -92,19 +177,13 @@ def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
                 name=raw.name.decode(),
                 family=Family(raw.family.decode()),
                 dtype=_DTYPES[raw.dtype],
+                op=Op(raw.op),
                 arch=raw.arch,
                 head_dim=raw.head_dim,
-                block_m=raw.block_m,
-                block_n=raw.block_n,
-                stages=raw.stages,
-                warps=raw.warps,
-                kv_groups=raw.kv_groups,
-                q_in_regs=bool(raw.q_in_regs),
-                is_causal=bool(raw.is_causal),
-                is_general=bool(raw.is_general),
-                has_dropout=bool(raw.has_dropout),
-                is_split=bool(raw.is_split),
-                is_unbiased=bool(raw.is_unbiased),
+                takes=_takes(raw.takes),
+                details=tuple(
+                    (detail.name.decode(), detail.value) for detail in raw.details[: raw.num_details]
+                ),
                 smem_bytes=raw.smem_bytes,
                 ctas_per_sm=raw.ctas_per_sm,
             )

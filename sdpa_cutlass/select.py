@@ -29,7 +29,7 @@ from .cost_model import Estimate, Model, model_of
 from .device import DeviceInfo, archs_serve
 from .errors import ArgumentError, ArgumentTypeError, NoKernelError
 from .problem import Kind, Problem
-from .registry import Family, KernelInfo, read_kernels
+from .registry import TAKES_OF_MASK, Family, KernelInfo, Takes, read_kernels
 
 if TYPE_CHECKING:
     from .tuned_table import TunedRow
@@ -66,24 +66,46 @@ def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
     Reads nothing of `problem` but its `kind`.
     """
     found = []
-    if not kernel.is_general and kernel.head_dim != problem.head_dim:
-        found.append(f"head_dim is {kernel.head_dim}, not {problem.head_dim}")
-    if kernel.head_dim < max(problem.head_dim, problem.head_dim_v) and kernel.is_general:
-        found.append(f"head_dim is at most {kernel.head_dim}")
     if kernel.dtype is not problem.dtype:
         found.append(f"dtype is {kernel.dtype.value}, not {problem.dtype.value}")
-    if not kernel.is_general:
-        if kernel.is_causal != problem.is_causal:
-            found.append("is causal" if kernel.is_causal else "is not causal")
-        if problem.head_dim_v != problem.head_dim:
-            found.append("value's head_dim is query's")
-        if problem.has_lengths:
-            found.append("takes no lengths")
-    if problem.mask is not None and problem.mask not in kernel.mask_types:
-        found.append("takes no bias" if kernel.mask_types else "takes no mask")
-    if kernel.has_dropout != problem.has_dropout:
-        found.append("applies dropout" if kernel.has_dropout else "applies no dropout")
+    missing = needs(kernel, problem) & ~kernel.takes
+    found += dict.fromkeys(_lacks(kernel, problem, bit) for bit in Takes if bit in missing)
+    if Takes.SMALLER_HEAD_DIM in kernel.takes and kernel.head_dim < max(problem.head_dim, problem.head_dim_v):
+        found.append(f"head_dim is at most {kernel.head_dim}")
     return found
+
+
+def needs(kernel: KernelInfo, problem: Problem) -> Takes:
+    """What `problem` needs of `kernel`: the library's question to its rows, of a kind of problem."""
+    found = Takes.CAUSAL if problem.is_causal else Takes.FULL
+    found |= TAKES_OF_MASK[problem.mask]
+    found |= Takes.DROPOUT if problem.has_dropout else Takes.UNDROPPED
+    if problem.has_lengths:
+        found |= Takes.LENGTHS | Takes.PACKED
+    if not problem.head_dim == problem.head_dim_v == kernel.head_dim:
+        found |= Takes.SMALLER_HEAD_DIM
+    return found
+
+
+def _lacks(kernel: KernelInfo, problem: Problem, bit: Takes) -> str:
+    """What `bit` says about a kernel without it."""
+    if bit is Takes.SMALLER_HEAD_DIM:
+        if kernel.head_dim != problem.head_dim:
+            return f"head_dim is {kernel.head_dim}, not {problem.head_dim}"
+        return "value's head_dim is query's"
+    if bit in (Takes.BOOL, Takes.BIAS16, Takes.BIAS32):
+        return "takes no bias" if Takes.BOOL in kernel.takes else "takes no mask"
+    return _WITHOUT[bit]
+
+
+_WITHOUT = {
+    Takes.FULL: "is causal",
+    Takes.CAUSAL: "is not causal",
+    Takes.LENGTHS: "takes no lengths",
+    Takes.PACKED: "takes no lengths",
+    Takes.UNDROPPED: "applies dropout",
+    Takes.DROPOUT: "applies no dropout",
+}
 
 
 def unsupported(kernel: KernelInfo, library: Library, device: DeviceInfo) -> str | None:

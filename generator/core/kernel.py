@@ -25,9 +25,14 @@ class Op(Enum):
 
     FORWARD = "forward"
 
+    @property
+    def c_name(self) -> str:
+        """The C ABI's enumerator."""
+        return f"SDPA_OP_{self.name}"
+
 
 class Takes(Flag):
-    """What a problem may ask of a kernel: 64 bits, to which later versions append.
+    """What a problem may ask of a kernel: the C ABI's sdpa_takes, to which later versions append.
 
     Every problem needs one bit of FULL and CAUSAL, and one of UNDROPPED and DROPOUT.
     """
@@ -55,6 +60,11 @@ class DType(Enum):
     def cpp_element(self) -> str:
         """The C++ type."""
         return {DType.F16: "cutlass::half_t", DType.BF16: "cutlass::bfloat16_t"}[self]
+
+    @property
+    def c_name(self) -> str:
+        """The C ABI's enumerator."""
+        return f"SDPA_DTYPE_{self.name}"
 
 
 ELEMENT_BYTES = 2  # of each DType
@@ -125,6 +135,11 @@ class Kernel(Tagged, ABC):
     @abstractmethod
     def takes(self) -> Takes:
         """What it takes at run time, and what it was compiled for."""
+
+    @property
+    def takes_names(self) -> tuple[str, ...]:
+        """The names of `takes`, in their order."""
+        return tuple(bit.name or "" for bit in Takes if bit in self.takes)
 
     @property
     def details(self) -> Mapping[str, int]:

@@ -75,7 +75,7 @@ def counted(mix: Mix) -> dict[str, int]:
 
 def symbols(kernel: KernelInfo) -> list[str]:
     """The functions of a fused kernel: the one without a mask has its name, the others a word more."""
-    if not kernel.is_general or _is_split(kernel):
+    if not kernel.is_general or kernel.is_split:
         return [kernel.name]
     masks = ["bool"] if kernel.is_unbiased else list(MASK_BYTES)
     return [kernel.name, *(f"{kernel.name}_{mask}" for mask in masks)]
@@ -83,7 +83,7 @@ def symbols(kernel: KernelInfo) -> list[str]:
 
 def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     """Widths that global loads of one of the functions may have, other than cp.async."""
-    if _is_split(kernel):
+    if kernel.is_split:
         return _PARTS
     widths = set(_Q_DIRECT) if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
     if kernel.is_general:
@@ -97,14 +97,9 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
 
 def store_widths(kernel: KernelInfo) -> set[int]:
     """Widths that global stores may have."""
-    return {16} | _LSE | (_PARTS if _is_split(kernel) else set())
-
-
-def _is_split(kernel: KernelInfo) -> bool:
-    """Whether several CTAs may share the keys of a tile: the last word of the name says so."""
-    return kernel.name.endswith("_split")
+    return {16} | _LSE | (_PARTS if kernel.is_split else set())
 
 
 def _takes_q_by_ring(kernel: KernelInfo) -> bool:
     """One warp a group, and a tile of K has room for Q; never in split kernels: kernel_traits.cuh."""
-    return not _is_split(kernel) and kernel.kv_groups == kernel.warps and kernel.block_m <= kernel.block_n
+    return not kernel.is_split and kernel.kv_groups == kernel.warps and kernel.block_m <= kernel.block_n

@@ -210,7 +210,7 @@ Status launch(int index, const KernelRow &row, const sdpa_params &params, int de
 Status prepare(int index, const KernelRow &row, int device) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
-  CounterPool *const pool = row.info.is_split ? counter_pool(device) : nullptr;
+  CounterPool *const pool = (row.info.takes & SDPA_TAKES_SPLITS) != 0 ? counter_pool(device) : nullptr;
   if (pool != nullptr) pool->reserve(make_counters);
   return load_once(index, row, device);
 }

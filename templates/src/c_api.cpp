@@ -155,53 +155,67 @@ Status check_options(const sdpa_params &params) {
   return {};
 }
 
-// What only general kernels take.
-Status check_is_plain(const sdpa_kernel_info &info, const sdpa_params &params) {
-  const struct {
-    const char *name;
-    bool given;
-  } options[] = {{"mask", params.mask != nullptr},
-                 {"seqlens_q", params.seqlens_q != nullptr},
-                 {"seqlens_k", params.seqlens_k != nullptr},
-                 {"cu_seqlens_q", params.cu_seqlens_q != nullptr},
-                 {"cu_seqlens_k", params.cu_seqlens_k != nullptr},
-                 {"causal_bottom_right", params.causal_bottom_right != 0}};
-  for (const auto &option : options)
-    if (option.given)
-      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; only general kernels take it", info.name, option.name);
-  if (params.head_dim != info.head_dim || params.head_dim_v != info.head_dim)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d and head_dim_v %d; this kernel takes %d for both",
-                       info.name, params.head_dim, params.head_dim_v, info.head_dim);
-  if (params.is_causal != info.is_causal)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
-                       info.is_causal);
-  return {};
+// What the problem needs of a kernel, of sdpa_takes.
+uint64_t needs(const sdpa_params &params, const sdpa_kernel_info &info) {
+  constexpr uint64_t kMasks[] = {0, SDPA_TAKES_BOOL, SDPA_TAKES_BIAS16, SDPA_TAKES_BIAS16, SDPA_TAKES_BIAS32};
+  uint64_t bits = kMasks[params.mask_type];
+  bits |= params.is_causal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL;
+  bits |= params.p_dropout > 0.0f ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
+  if (params.seqlens_q != nullptr || params.seqlens_k != nullptr || params.causal_bottom_right != 0)
+    bits |= SDPA_TAKES_LENGTHS;
+  if (params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr) bits |= SDPA_TAKES_PACKED;
+  if (params.head_dim != info.head_dim || params.head_dim_v != info.head_dim) bits |= SDPA_TAKES_SMALLER_HEAD_DIM;
+  if (params.num_splits != 0) bits |= SDPA_TAKES_SPLITS;
+  return bits;
 }
 
-Status check_general(const sdpa_kernel_info &info, const sdpa_params &params) {
+// Why a kernel that lacks `bit` cannot run the problem, which needs it.
+Status lacks(uint64_t bit, const sdpa_kernel_info &info, const sdpa_params &params) {
+  switch (bit) {
+    case SDPA_TAKES_FULL:
+    case SDPA_TAKES_CAUSAL:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
+                         params.is_causal ? 0 : 1);
+    case SDPA_TAKES_BIAS16:
+    case SDPA_TAKES_BIAS32:
+      if (info.takes & SDPA_TAKES_BOOL)
+        return make_status(SDPA_NOT_SUPPORTED, "%s: mask is a bias; this kernel takes boolean masks", info.name);
+      [[fallthrough]];
+    case SDPA_TAKES_BOOL:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: mask is given; this kernel takes none", info.name);
+    case SDPA_TAKES_LENGTHS:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; this kernel takes no lengths", info.name,
+                         params.seqlens_q   ? "seqlens_q"
+                         : params.seqlens_k ? "seqlens_k"
+                                            : "causal_bottom_right");
+    case SDPA_TAKES_PACKED:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; this kernel takes no packed sequences", info.name,
+                         params.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k");
+    case SDPA_TAKES_UNDROPPED:
+    case SDPA_TAKES_DROPOUT:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
+                         static_cast<double>(params.p_dropout), params.p_dropout > 0.0f ? "0 only" : "more than 0");
+    case SDPA_TAKES_SMALLER_HEAD_DIM:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d and head_dim_v %d; this kernel takes %d for both",
+                         info.name, params.head_dim, params.head_dim_v, info.head_dim);
+    default:
+      return make_status(SDPA_INVALID_ARGUMENT, "%s: num_splits is %d; this kernel takes 0", info.name,
+                         params.num_splits);
+  }
+}
+
+// What this row was compiled for.
+Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
+  if (params.dtype != info.dtype)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name, dtype_name(params.dtype),
+                       dtype_name(info.dtype));
+  const uint64_t missing = needs(params, info) & ~info.takes;
+  if (missing != 0) return lacks(missing & -missing, info, params);
   for (const int head_dim : {params.head_dim, params.head_dim_v})
     if (head_dim > info.head_dim || head_dim % 8 != 0)
       return make_status(SDPA_NOT_SUPPORTED,
                          "%s: head_dim is %d and head_dim_v %d; this kernel takes multiples of 8 up to %d", info.name,
                          params.head_dim, params.head_dim_v, info.head_dim);
-  if (info.is_unbiased && params.mask_type > SDPA_MASK_BOOL)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: mask is a bias; this kernel takes boolean masks", info.name);
-  return {};
-}
-
-// The compile-time choices of this row.
-Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
-  if (params.dtype != info.dtype)
-    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name, dtype_name(params.dtype),
-                       dtype_name(info.dtype));
-  const Status status = info.is_general ? check_general(info, params) : check_is_plain(info, params);
-  if (!status.ok()) return status;
-  if (!info.is_split && params.num_splits != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "%s: num_splits is %d; only split kernels take it", info.name,
-                       params.num_splits);
-  if ((params.p_dropout > 0.0f) != (info.has_dropout != 0))
-    return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
-                       static_cast<double>(params.p_dropout), info.has_dropout ? "more than 0" : "0 only");
   return {};
 }
 

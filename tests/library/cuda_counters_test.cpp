@@ -86,7 +86,7 @@ sdpa::Status run_kernel(const sdpa_params &params, void * /*stream*/) {
 
 sdpa::KernelRow make_row() {
   sdpa::KernelRow row = {};
-  row.info.is_split = 1;
+  row.info.takes = SDPA_TAKES_SPLITS;
   row.launch = run_kernel;
   row.workspace_bytes = [](const sdpa_params &) -> uint64_t { return 512; };
   return row;
@@ -136,7 +136,7 @@ void prepared() {
   for (int i = 0; i < 3; ++i) EXPECT(sdpa::backend::prepare(0, kRow, 0).ok());
   EXPECT(runtime.chunks == 1);
   sdpa::KernelRow other = kRow;
-  other.info.is_split = 0;
+  other.info.takes = 0;
   EXPECT(sdpa::backend::prepare(0, other, 1).ok());
   EXPECT(runtime.chunks == 1);
   make_stream(64);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import re
 from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _c_api, cost_model
+from generator.core.kernel import Op, Takes
+from sdpa_cutlass import _c_api, cost_model, registry
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -19,6 +21,7 @@ _TYPES = {
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "const char *": ctypes.c_char_p,
+    "const sdpa_detail *": ctypes.POINTER(_c_api.Detail),
     "const void *": ctypes.c_void_p,
     "const uint64_t *": ctypes.c_void_p,
     "const int32_t *": ctypes.c_void_p,
@@ -39,6 +42,7 @@ _TYPES = {
 STRUCTS = {
     "sdpa_params": _c_api.Params,
     "sdpa_addresses": _c_api.Addresses,
+    "sdpa_detail": _c_api.Detail,
     "sdpa_kernel_info": _c_api.RawKernelInfo,
     "sdpa_build_info": _c_api.RawBuildInfo,
 }
@@ -91,3 +95,15 @@ def test_constants() -> None:
 def test_every_status_but_ok_has_an_error() -> None:
     statuses = {int(value) for value in re.findall(r"SDPA_(?!DTYPE|BUILT|MASK)\w+ = (\d)", _code())}
     assert set(_c_api._ERRORS) == statuses - {_c_api.OK}
+
+
+@pytest.mark.parametrize("words", [registry.Takes, Takes], ids=["the package's", "the generator's"])
+def test_what_kernels_take_is_numbered_alike(words: type[enum.Flag]) -> None:
+    in_c = {name: 1 << int(bit) for name, bit in re.findall(r"SDPA_TAKES_(\w+) = 1 << (\d+)", _code())}
+    assert {bit.name: bit.value for bit in words} == in_c
+
+
+def test_ops_are_numbered_alike() -> None:
+    in_c = {name: int(value) for name, value in re.findall(r"SDPA_OP_(\w+) = (\d+)", _code())}
+    assert {op.name: op.value for op in registry.Op} == in_c
+    assert [op.name for op in Op] == list(in_c)

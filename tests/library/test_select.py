@@ -10,8 +10,10 @@ from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, k
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cost_model import estimate
 from sdpa_cutlass.device import HOST, DeviceInfo
+from sdpa_cutlass.registry import Takes
 from sdpa_cutlass.select import mismatches
 from sdpa_cutlass.visible_keys import visible_scores
+from tests.kernel_rows import GENERAL, UNBIASED, dropping, kernel_row
 
 H200 = DeviceInfo(
     target=Target.CUDA, index=0, name="H200", compute_capability=(9, 0), sms=132, mma_flops_per_clock=2580
@@ -19,24 +21,13 @@ H200 = DeviceInfo(
 
 
 def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_sm: int = 1) -> KernelInfo:
-    return KernelInfo(
-        index=0,
-        name=f"m{block_m}n{block_n}w{warps}g{kv_groups}",
-        family=Family.FMHA_FWD,
-        dtype=DType.F16,
-        arch=89,
-        head_dim=64,
+    return kernel_row(
+        f"m{block_m}n{block_n}w{warps}g{kv_groups}",
         block_m=block_m,
         block_n=block_n,
         stages=2,
         warps=warps,
         kv_groups=kv_groups,
-        q_in_regs=False,
-        is_causal=False,
-        is_general=False,
-        has_dropout=False,
-        is_split=False,
-        is_unbiased=False,
         smem_bytes=49152 if kv_groups == 1 else kv_groups * 3 * 2 * 64 * block_n,
         ctas_per_sm=ctas_per_sm,
     )
@@ -117,7 +108,7 @@ def test_waste_in_partial_tiles_counts() -> None:
 
 
 def test_causal_costs_about_half() -> None:
-    row = dataclasses.replace(kernel(128, 64, 4, 1, 2), is_causal=True)
+    row = dataclasses.replace(kernel(128, 64, 4, 1, 2), takes=Takes.CAUSAL | Takes.UNDROPPED)
     ratio = (
         estimate(row, problem(8, 4096, causal=Causal.TOP_LEFT), H200).cycles
         / estimate(row, problem(8, 4096), H200).cycles
@@ -135,29 +126,29 @@ def testvisible_scores(causal: Causal | None, rows: int, keys: int) -> None:
 
 def test_mismatches_name_what_differs() -> None:
     row = dataclasses.replace(
-        kernel(64, 64, 4), head_dim=80, is_causal=True, has_dropout=True, dtype=DType.BF16
+        kernel(64, 64, 4), head_dim=80, takes=Takes.CAUSAL | Takes.DROPOUT, dtype=DType.BF16
     )
     assert mismatches(row, problem(1, 4)) == [
-        "head_dim is 80, not 64",
         "dtype is bf16, not f16",
         "is causal",
         "applies dropout",
+        "head_dim is 80, not 64",
     ]
     assert mismatches(kernel(64, 64, 4), problem(1, 4)) == []
     everything = dataclasses.replace(
         problem(1, 4), head_dim_v=72, mask=MaskType.BOOL, has_dropout=True, has_lengths=True
     )
     assert mismatches(kernel(64, 64, 4), everything) == [
-        "value's head_dim is query's",
-        "takes no lengths",
         "takes no mask",
+        "takes no lengths",
         "applies no dropout",
+        "value's head_dim is query's",
     ]
 
 
 def test_general_kernels_take_what_plain_ones_do_not() -> None:
-    row = dataclasses.replace(kernel(64, 64, 4), head_dim=80, is_general=True)
-    dropout = dataclasses.replace(row, has_dropout=True)
+    row = dataclasses.replace(kernel(64, 64, 4), head_dim=80, takes=GENERAL)
+    dropout = dataclasses.replace(row, takes=dropping(GENERAL))
     for task in (
         problem(1, 4),
         problem(1, 4, causal=Causal.BOTTOM_RIGHT),
@@ -173,7 +164,7 @@ def test_general_kernels_take_what_plain_ones_do_not() -> None:
 
 
 def test_unbiased_kernels_take_boolean_masks_only() -> None:
-    row = dataclasses.replace(kernel(64, 64, 4), is_general=True, is_unbiased=True)
+    row = dataclasses.replace(kernel(64, 64, 4), takes=UNBIASED)
     for mask in MaskType:
         task = dataclasses.replace(problem(1, 4), mask=mask, has_lengths=True)
         assert mismatches(row, task) == ([] if mask is MaskType.BOOL else ["takes no bias"])
@@ -182,7 +173,7 @@ def test_unbiased_kernels_take_boolean_masks_only() -> None:
 
 def test_general_kernels_cost_more_and_head_dim_counts() -> None:
     plain, task = kernel(64, 64, 4), problem(8, 1024)
-    general = dataclasses.replace(plain, is_general=True)
+    general = dataclasses.replace(plain, takes=GENERAL)
 
     def cycles(row: KernelInfo, **changes: object) -> float:
         return estimate(row, dataclasses.replace(task, **changes), H200).cycles

@@ -10,15 +10,17 @@ import pytest
 from sdpa_cutlass.machine_code import expected, gates
 from sdpa_cutlass.machine_code.kernels import KernelCode, LoopCode
 from sdpa_cutlass.machine_code.mix import Mix
-from sdpa_cutlass.problem import DType
-from sdpa_cutlass.registry import Family, KernelInfo
+from sdpa_cutlass.registry import KernelInfo, Takes
+from tests.kernel_rows import GENERAL, SPLIT, dropping, kernel_row
 
-ROW: dict[str, Any] = {
-    "index": 0, "name": "fmha_fwd_sm89_d64_m64n64_s1_w4_f16", "family": Family.FMHA_FWD, "dtype": DType.F16,
-    "arch": 89, "head_dim": 64, "block_m": 64, "block_n": 64, "stages": 1, "warps": 4, "kv_groups": 1,
-    "smem_bytes": 24576, "ctas_per_sm": 3,
-}  # fmt: skip
-INFO = KernelInfo(**{field.name: ROW.get(field.name, False) for field in dataclasses.fields(KernelInfo)})
+INFO = kernel_row("fmha_fwd_sm89_d64_m64n64_s1_w4_f16")
+
+
+def variant(takes: Takes = INFO.takes, name: str = INFO.name, **details: Any) -> KernelInfo:
+    """INFO with other words."""
+    return kernel_row(name, takes, **details)
+
+
 LOOP = {
     "HMMA.16816.F32": 64, "LDSM.16.M88.4": 20, "LDSM.16.MT88.4": 16, "LDGSTS.E.BYPASS.LTC128B.128": 8,
     "MUFU.EX2": 34, "SHFL.BFLY": 4, "BAR.SYNC.DEFER_BLOCKING": 3, "FFMA": 32,
@@ -53,7 +55,7 @@ GOOD = KernelCode(
     ],
 )
 def test_counts_follow_from_the_tile(changes: dict[str, Any], counts: tuple[int, ...]) -> None:
-    assert tuple(expected.loop_counts(dataclasses.replace(INFO, **changes)).values()) == counts
+    assert tuple(expected.loop_counts(variant(**changes)).values()) == counts
 
 
 def test_a_good_kernel_has_no_problems() -> None:
@@ -64,7 +66,7 @@ def test_a_good_kernel_has_no_problems() -> None:
     ("code", "info", "complaint"),
     [
         ({"stack_bytes": 16}, {}, "stack is 16 bytes"),
-        ({"stack_bytes": 8}, {"is_general": True, "has_dropout": True}, "stack is 8 bytes"),
+        ({"stack_bytes": 8}, {"takes": dropping(GENERAL)}, "stack is 8 bytes"),
         ({"mix": Mix({"STL": 1, "LDL.64": 2})}, {}, "3 loads and stores of local memory"),
         ({"mix": Mix({"LDG.E.128": 1})}, {}, "LDG of other widths than none bytes: 16:1"),
         ({"mix": Mix({"LDG.E.128": 1})}, {"kv_groups": 2}, "LDG of other widths than 4 bytes: 16:1"),
@@ -79,7 +81,7 @@ def test_a_good_kernel_has_no_problems() -> None:
     ],
 )
 def test_each_gate_is_noticed(code: dict[str, Any], info: dict[str, Any], complaint: str) -> None:
-    found = gates.problems(dataclasses.replace(GOOD, **code), dataclasses.replace(INFO, **info))
+    found = gates.problems(dataclasses.replace(GOOD, **code), variant(**info))
     assert any(complaint in line for line in found), found
     assert all(line.startswith(GOOD.name) for line in found)
 
@@ -102,14 +104,14 @@ def test_each_gate_is_noticed(code: dict[str, Any], info: dict[str, Any], compla
 def test_each_function_loads_its_own_kind_of_mask(
     mask: str, has_dropout: bool, loads: tuple[str, ...], are_allowed: bool
 ) -> None:
-    info = dataclasses.replace(INFO, is_general=True, has_dropout=has_dropout)
+    info = variant(dropping(GENERAL) if has_dropout else GENERAL)
     assert info.name + mask in expected.symbols(info)
     code = dataclasses.replace(GOOD, name=info.name + mask, mix=Mix(dict.fromkeys(loads, 1)))
     assert (gates.problems(code, info) == []) is are_allowed
 
 
 def test_split_kernels_have_two_loops_and_exchange_parts() -> None:
-    info = dataclasses.replace(INFO, name=f"{INFO.name}_general_split", is_general=True)
+    info = variant(SPLIT, f"{INFO.name}_general_split")
     mix = Mix({"LDG.E": 2, "LDG.E.128.STRONG.GPU": 8, "STG.E.64": 1, "ATOMG.E.INC.STRONG.GPU": 1})
     code = dataclasses.replace(GOOD, mix=mix)
     assert gates.problems(code, info) == []

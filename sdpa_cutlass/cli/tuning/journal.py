@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 from sdpa_cutlass._locate import Target
 from sdpa_cutlass.device import DeviceInfo
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
-from sdpa_cutlass.registry import Family, KernelInfo
+from sdpa_cutlass.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.tuned_table import Bucket, bucket_record, check_splits, parse_bucket
 
 FORMAT = 1
@@ -206,15 +205,38 @@ def _parse_head(record: Any) -> Journal:
 
 
 def _parse_kernel(record: Mapping[str, Any]) -> KernelInfo:
-    """A registry row; fields that it did not have when the journal was written are 0 or False."""
-    wanted = typing.get_type_hints(KernelInfo)
-    values: dict[str, Any] = {}
-    for key, kind in wanted.items():
-        value = record.get(key, kind() if kind in (int, bool) else None)
-        values[key] = value if type(value) is kind else kind(value)
-    if values["family"] is not Family.FMHA_FWD:
-        raise ValueError(f"{values['name']} is no fused kernel")
-    return KernelInfo(**values)
+    """A registry row, also as journals had them whose rows said with flags what they take."""
+    takes = Takes(record["takes"]) if "takes" in record else _takes_of_flags(record)
+    details = record.get("details") or [(name, record.get(name, 0)) for name in _OLD_DETAILS]
+    kernel = KernelInfo(
+        takes=takes,
+        details=tuple((str(name), int(value)) for name, value in details),
+        family=Family(record["family"]),
+        dtype=DType(record["dtype"]),
+        name=str(record["name"]),
+        index=int(record["index"]),
+        arch=int(record["arch"]),
+        head_dim=int(record["head_dim"]),
+        smem_bytes=int(record["smem_bytes"]),
+        ctas_per_sm=int(record["ctas_per_sm"]),
+    )
+    if kernel.family is not Family.FMHA_FWD:
+        raise ValueError(f"{kernel.name} is no fused kernel")
+    return kernel
+
+
+_OLD_DETAILS = ("block_m", "block_n", "stages", "warps", "kv_groups", "q_in_regs")
+
+
+def _takes_of_flags(record: Mapping[str, Any]) -> Takes:
+    found = Takes.DROPOUT if record.get("has_dropout") else Takes.UNDROPPED
+    if not record.get("is_general"):
+        return found | (Takes.CAUSAL if record["is_causal"] else Takes.FULL)
+    found |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
+    if record.get("is_split"):
+        return found | Takes.SPLITS
+    found |= Takes.BOOL
+    return found if record.get("is_unbiased") else found | Takes.BIAS16 | Takes.BIAS32
 
 
 def _parse_entry(record: Mapping[str, Any]) -> Entry:

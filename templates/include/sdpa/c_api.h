@@ -53,7 +53,7 @@ typedef enum sdpa_mask_type {
 } sdpa_mask_type;
 
 /* One attention problem and where its tensors lie. Strides count elements; the head dimension is contiguous.
- * Everything from `mask` on is optional, is only taken by general kernels, and means nothing when zero. */
+ * Everything from `mask` on is optional, and means nothing when zero. */
 typedef struct sdpa_params {
   uint32_t struct_size; /* sizeof(sdpa_params) */
   int32_t dtype;        /* sdpa_dtype of q, k, v and out */
@@ -131,27 +131,45 @@ typedef struct sdpa_addresses {
 /* A kernel, a problem and a device that fit each other. */
 typedef struct sdpa_plan sdpa_plan;
 
-/* One registry row. Strings live as long as the library. */
+/* What a kernel computes. */
+typedef enum sdpa_op { SDPA_OP_FORWARD = 0 } sdpa_op;
+
+/* What a problem may need of a kernel, one bit each; later versions append. Every problem needs one of FULL and CAUSAL,
+ * and one of UNDROPPED and DROPOUT. generator/core/kernel.py has the same. */
+typedef enum sdpa_takes {
+  SDPA_TAKES_FULL = 1 << 0, /* every query sees every key */
+  SDPA_TAKES_CAUSAL = 1 << 1,
+  SDPA_TAKES_BOOL = 1 << 2,   /* a boolean mask */
+  SDPA_TAKES_BIAS16 = 1 << 3, /* a mask to add, 16 bits an element */
+  SDPA_TAKES_BIAS32 = 1 << 4,
+  SDPA_TAKES_LENGTHS = 1 << 5, /* a length for each sequence, causal aligned to it */
+  SDPA_TAKES_PACKED = 1 << 6,  /* sequences one after another, without padding */
+  SDPA_TAKES_UNDROPPED = 1 << 7,
+  SDPA_TAKES_DROPOUT = 1 << 8,
+  SDPA_TAKES_SMALLER_HEAD_DIM = 1 << 9, /* than the kernel's, and another one for the values */
+  SDPA_TAKES_SPLITS = 1 << 10           /* several CTAs share the keys of a tile: num_splits */
+} sdpa_takes;
+
+/* One of a family's own choices, for choosing among its kernels and for printing. */
+typedef struct sdpa_detail {
+  const char *name; /* such as "block_m" */
+  int32_t value;
+} sdpa_detail;
+
+/* One registry row. What it points to lives as long as the library. */
 typedef struct sdpa_kernel_info {
   uint32_t struct_size; /* sizeof(sdpa_kernel_info), set by the caller */
   int32_t dtype;
   const char *name;   /* the kernel's symbol, the manifest's key, the tuned tables' value */
   const char *family; /* "fmha_fwd" or "unfused" */
-  int32_t arch;       /* the instruction family's compute capability: 89 */
-  int32_t head_dim;
-  int32_t block_m;
-  int32_t block_n;
-  int32_t stages;
-  int32_t warps;
-  int32_t kv_groups; /* warp groups of one CTA that share its query rows and split its keys */
-  int32_t q_in_regs; /* 1: the Q operand stays in registers and its shared memory is reused for V */
-  int32_t is_causal;
-  int32_t is_general; /* 1: takes masks, lengths per sequence, any head_dim up to its own, and causal or not */
-  int32_t has_dropout;
-  int32_t is_split;    /* 1: general, but without masks; several CTAs may share the keys of a tile */
-  int32_t is_unbiased; /* 1: general, but without biases */
+  int32_t op;         /* sdpa_op */
+  int32_t arch;       /* the compute capability that it is tuned for, times ten */
+  int32_t head_dim;   /* its own, and with SMALLER_HEAD_DIM the largest */
+  int32_t num_details;
+  uint64_t takes; /* of sdpa_takes */
+  const sdpa_detail *details;
   int32_t smem_bytes;  /* dynamic shared memory of one CTA */
-  int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on sm_89 */
+  int32_t ctas_per_sm; /* CTAs per SM that the launch bounds promise on `arch` */
 } sdpa_kernel_info;
 
 typedef struct sdpa_build_info {

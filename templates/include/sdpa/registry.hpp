@@ -25,6 +25,17 @@ Status make_status(sdpa_status code, const char *format, ...) __attribute__((for
 
 inline constexpr int kMaxFunctions = 4;  // of a row
 
+// What the generator says of a kernel, for its row.
+struct KernelFacts {
+  const char *name;
+  const char *family;
+  sdpa_op op;
+  int32_t arch;
+  sdpa_dtype dtype;
+  int32_t head_dim;
+  uint64_t takes;
+};
+
 struct KernelRow {
   sdpa_kernel_info info;
 
@@ -39,6 +50,22 @@ struct KernelRow {
   const void *functions[kMaxFunctions];
   int32_t threads;
 };
+
+template <int kNumDetails>
+constexpr KernelRow make_row(const KernelFacts &facts, const sdpa_detail (&details)[kNumDetails]) {
+  KernelRow row = {};
+  row.info.struct_size = sizeof(sdpa_kernel_info);
+  row.info.dtype = facts.dtype;
+  row.info.name = facts.name;
+  row.info.family = facts.family;
+  row.info.op = facts.op;
+  row.info.arch = facts.arch;
+  row.info.head_dim = facts.head_dim;
+  row.info.takes = facts.takes;
+  row.info.details = details;
+  row.info.num_details = kNumDetails;
+  return row;
+}
 
 struct RowSpan {
   const KernelRow *rows;

@@ -14,7 +14,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 3;
 
-extern const char *const kGeneratorDigest = "5637a0bb0c306c2f770212fb127e94b93c80ad92c3116902034017d4ff48d3d3";
+extern const char *const kGeneratorDigest = "cc7b6d2466f3f0dc677fd7a15a54ffe9694fddcebe59ca2b057ef25a4a6f041c";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -4,4 +4,4 @@ set(SDPA_GENERATED_UNITS
   units/fmha_fwd_sm89_d64_m32n64_s1_w8_g4.cu
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 5637a0bb0c306c2f770212fb127e94b93c80ad92c3116902034017d4ff48d3d3)
+set(SDPA_GENERATED_DIGEST cc7b6d2466f3f0dc677fd7a15a54ffe9694fddcebe59ca2b057ef25a4a6f041c)

@@ -42,7 +42,6 @@ inline constexpr int kMaxSplits = 1024;  // of a tile: many times what pays
 
 template <class Traits>
 Status check_split(const sdpa_params &p) {
-  if (p.mask != nullptr) return make_status(SDPA_NOT_SUPPORTED, "mask is given; a split kernel takes none");
   if (p.num_splits < 1 || p.num_splits > kMaxSplits)
     return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits, kMaxSplits);
   if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * Traits::kBlockM)
@@ -193,8 +192,8 @@ Status launch_function(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
   const auto params = to_params<Traits>(p);
   const int64_t grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
-  return Traits::Arch::launch(Function::kKernel, Traits::kName, grid, Traits::kThreads, Traits::kSmemBytes, params,
-                              stream);
+  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, grid, Traits::kThreads, Traits::kSmemBytes,
+                              params, stream);
 }
 
 // Launches the function for the problem's kind of mask.
@@ -205,7 +204,8 @@ Status launch(const sdpa_params &p, void *stream) {
   if constexpr (sizeof...(Others) > 0) {
     return launch<Others...>(p, stream);
   } else {
-    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.mask_type, Function::Traits::kName);
+    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.mask_type,
+                       Function::Traits::kFacts.name);
   }
 }
 
@@ -217,31 +217,31 @@ uint64_t workspace_bytes(const sdpa_params &p) {
   return rows * (Traits::kHeadDim * sizeof(float) + sizeof(float2));
 }
 
+// What a kernel of these functions takes: the same that the generator says of it.
+template <class Traits, class... Others>
+constexpr uint64_t takes() {
+  uint64_t bits = Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
+  if constexpr (!Traits::kIsGeneral) return bits | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
+  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM;
+  if (Traits::kIsSplit) bits |= SDPA_TAKES_SPLITS;
+  for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
+    if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;
+    if (mask == MaskKind::kBias16) bits |= SDPA_TAKES_BIAS16;
+    if (mask == MaskKind::kBias32) bits |= SDPA_TAKES_BIAS32;
+  }
+  return bits;
+}
+
 // One function for each kind of mask that the kernel takes, no mask first; their Traits differ in kMask alone, and add
-// kName to KernelTraits.
-template <class First, class... Others>
-KernelRow make_row() {
+// kFacts to KernelTraits.
+template <class First, class... Others, int kNumDetails>
+KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   using Traits = typename First::Traits;
   static_assert(sizeof...(Others) < kMaxFunctions);
-  KernelRow row = {};
-  row.info.struct_size = sizeof(sdpa_kernel_info);
-  row.info.dtype = std::is_same_v<typename Traits::Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
-  row.info.name = Traits::kName;
-  row.info.family = "fmha_fwd";
-  row.info.arch = 89;
-  row.info.head_dim = Traits::kHeadDim;
-  row.info.block_m = Traits::kBlockM;
-  row.info.block_n = Traits::kBlockN;
-  row.info.stages = Traits::kStages;
-  row.info.warps = Traits::kNWarps;
-  row.info.kv_groups = Traits::kKvGroups;
-  row.info.q_in_regs = Traits::kQInRegs;
-  row.info.is_causal = Traits::kIsCausal;
-  row.info.is_general = Traits::kIsGeneral;
-  row.info.has_dropout = Traits::kHasDropout;
-  row.info.is_split = Traits::kIsSplit;
-  constexpr bool kTakesBias = (Others::Traits::kHasBias || ... || false);
-  row.info.is_unbiased = Traits::kIsGeneral && !Traits::kIsSplit && !kTakesBias;
+  static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
+                "the generator and the kernel disagree on what it takes");
+  static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
+  KernelRow row = sdpa::make_row(Traits::kFacts, details);
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;

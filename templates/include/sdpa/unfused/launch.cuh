@@ -19,24 +19,11 @@
 
 namespace sdpa::unfused {
 
-template <class Element, int kHeadDim, int kBlockM, int kBlockN, int kStages, int kNWarps, bool kIsCausal>
-constexpr KernelRow make_row(const char *name) {
+template <class Element, int kHeadDim, int kBlockM, int kBlockN, int kStages, int kNWarps, int kNumDetails>
+constexpr KernelRow make_row(const KernelFacts &facts, const sdpa_detail (&details)[kNumDetails]) {
   static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128,
                 "head_dim must be a multiple of 8 of at most 128: the second GEMM's widest tile");
-  constexpr sdpa_dtype kDtype = std::is_same_v<Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
-  KernelRow row = {};
-  row.info.struct_size = sizeof(sdpa_kernel_info);
-  row.info.dtype = kDtype;
-  row.info.name = name;
-  row.info.family = "unfused";
-  row.info.arch = 89;
-  row.info.head_dim = kHeadDim;
-  row.info.block_m = kBlockM;
-  row.info.block_n = kBlockN;
-  row.info.stages = kStages;
-  row.info.warps = kNWarps;
-  row.info.kv_groups = 1;
-  row.info.is_causal = kIsCausal;
+  KernelRow row = sdpa::make_row(facts, details);
   row.info.smem_bytes = smem_bytes(kHeadDim, kBlockM, kBlockN, kStages, kNWarps);
   row.info.ctas_per_sm = 1;
   row.can_implement = can_implement<kBlockM, kBlockN>;
@@ -44,6 +31,7 @@ constexpr KernelRow make_row(const char *name) {
 #if defined(SDPA_TARGET_HOST)
   row.launch = host::launch<Element>;
 #else
+  constexpr sdpa_dtype kDtype = std::is_same_v<Element, cutlass::half_t> ? SDPA_DTYPE_F16 : SDPA_DTYPE_BF16;
   row.launch = Pipeline<kDtype, kHeadDim, kBlockM, kBlockN, kStages, kNWarps>::launch;
 #endif
   row.threads = 32 * kNWarps;
