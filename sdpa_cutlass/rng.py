@@ -33,7 +33,7 @@ def draw(device: torch.device) -> PhiloxState | torch.Tensor:
     if device.type == "cpu":
         seed, offset = draw_on_device(device).tolist()
         return PhiloxState(seed, offset)
-    if device.index == torch.cuda.current_device():
+    if device.index == torch._C._cuda_getDevice():  # torch.cuda.current_device() asks more first
         return _draw_on_current(device)
     with torch.cuda.device(device):  # torch asks the current device whether a graph is captured
         return _draw_on_current(device)

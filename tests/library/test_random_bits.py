@@ -161,7 +161,7 @@ class FakeCuda:
         self.capturing: set[int] = set()
         self.generators = [FakeGenerator(), FakeGenerator()]
         monkeypatch.setattr(torch.cuda, "default_generators", tuple(self.generators))
-        monkeypatch.setattr(torch.cuda, "current_device", self.current_device)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", self.current_device, raising=False)
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_current_stream_capturing)
         monkeypatch.setattr(rng, "draw_on_device", lambda device: f"drawn on {device}")
