@@ -14,7 +14,10 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_SKIP_RPATH ON)
 
 set(SDPA_TEMPLATES_DIR ${CMAKE_SOURCE_DIR}/templates)
-list(TRANSFORM SDPA_GENERATED_UNITS PREPEND ${SDPA_GENERATED_DIR}/ OUTPUT_VARIABLE SDPA_UNIT_FILES)
+foreach(_set IN LISTS SDPA_GENERATED_SETS)
+  list(TRANSFORM SDPA_UNITS_${_set} PREPEND ${SDPA_GENERATED_DIR}/)
+  list(APPEND SDPA_UNIT_FILES ${SDPA_UNITS_${_set}})
+endforeach()
 
 # sdpa_library_settings(<target> <archs> <sanitizers>): everything but language and backend.
 function(sdpa_library_settings target archs sanitizers)

@@ -1,7 +1,9 @@
 # Runs the generator when CMake configures, and has CMake configure again whenever the generator or a template
 # changes. The generator rewrites only files whose text changed, so an unchanged unit is not compiled again.
 #   SDPA_GENERATED_DIR     where the text lies; both libraries share it
-#   SDPA_GENERATED_UNITS   the units, relative to that folder (from its sources.cmake)
+#   SDPA_GENERATED_SETS    names of sets of units; from the folder's sources.cmake, like
+#   SDPA_UNITS_<set>       its units, relative to the folder, and
+#   SDPA_ARCHS_<set>       the GPU architectures that they are for
 if(SKBUILD OR SDPA_FILTER)
   set(_generated_dir ${CMAKE_BINARY_DIR}/generated)
 elseif(SDPA_SPACE STREQUAL "release")

@@ -73,6 +73,7 @@ def render(space: Space, sources: Sources) -> dict[str, str]:
         "digest": digest,
         "space_name": space.name,
         "groups": [{"name": group, "count": len(kernels)} for group, kernels in groups],
+        "sets": _sets([kernels[0] for _, kernels in groups]),
     }
     files = {
         name: environment.get_template(f"{name}.j2").render(common)
@@ -89,6 +90,17 @@ def render(space: Space, sources: Sources) -> dict[str, str]:
         files[kernels[0].unit] = environment.get_template(template).render(unit)
     files[MANIFEST] = _manifest(space, digest, sorted(files), rows)
     return dict(sorted(files.items()))
+
+
+def _sets(firsts: list[Kernel]) -> list[dict[str, Any]]:
+    """The units, of which these are the first kernels, by family and architecture."""
+    sets: dict[str, dict[str, Any]] = {}
+    for kernel in firsts:
+        name = f"{kernel.family}_{kernel.arch.value}"
+        archs = kernel.arch.limits.cmake_architectures
+        units = sets.setdefault(name, {"name": name, "cmake_architectures": archs, "units": []})["units"]
+        units.append(kernel.group)
+    return list(sets.values())
 
 
 def manifest_row(config: Kernel) -> dict[str, Any]:

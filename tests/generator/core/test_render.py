@@ -79,6 +79,19 @@ def test_sources_cmake_lists_the_units(files: dict[str, str]) -> None:
     assert listed == sorted(path for path in files if path.startswith("units/"))
 
 
+def test_units_of_a_family_and_an_architecture_are_a_set(release: Space, files: dict[str, str]) -> None:
+    text = files["sources.cmake"]
+    names = re.search(r"^set\(SDPA_GENERATED_SETS (.+)\)$", text, re.MULTILINE)
+    assert names is not None
+    assert names[1].split() == sorted({f"{c.family}_{c.arch.value}" for c in release.kernels})
+    for kernel in release.kernels:
+        name = f"{kernel.family}_{kernel.arch.value}"
+        units = re.search(rf"^set\(SDPA_UNITS_{name}\n(.*?)^\)$", text, re.MULTILINE | re.DOTALL)
+        assert units is not None
+        assert f"  {kernel.unit}\n" in units[1]
+        assert f"set(SDPA_ARCHS_{name} {kernel.arch.limits.cmake_architectures})\n" in text
+
+
 def test_manifest_has_the_files_and_the_rows_of_the_c_abi(release: Space, files: dict[str, str]) -> None:
     manifest = json.loads(files[MANIFEST])
     assert manifest["files"] == sorted(set(files) - {MANIFEST})
