@@ -37,6 +37,8 @@ _SIZE = ctypes.sizeof(Addresses)
 _pack = struct.Struct(f"{_HEAD}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
 _pack_rest = struct.Struct("9P").pack  # split_arrivals, and what `_extra_words` gives
 _head = struct.pack("II", _SIZE, 0)
+# The same words in sdpa_params: mask, and from philox_seed on the others.
+_WORD, _MASK, _PHILOX, _TOTALS = 8, Params.mask.offset, Params.philox_seed.offset, Params.total_q.offset
 _EXTRA_WORDS = (
     *("mask", "philox_seed", "philox_offset", "philox_state"),
     *("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k"),
@@ -96,7 +98,8 @@ def make_params(
     if extras.mask is not None:
         params.mask_stride = extras.mask.stride()
     for name, word in zip(_EXTRA_WORDS, _extra_words(extras), strict=True):
-        setattr(params, name, word)
+        if word:
+            setattr(params, name, word)
     return params
 
 
@@ -137,13 +140,14 @@ class Plan:
         self._library = library
         self._device = device
         self._native = library.make_plan(kernel.index, params, device.index)
+        image = bytes(params)
         self._ready = (
             library.launch_plan,
             self._native.address,
             stream_getter() if device.target is Target.CUDA else None,
             device.index,
             self.workspace_bytes,
-            _pack_rest(0, *(getattr(params, name) or 0 for name in _EXTRA_WORDS)),
+            bytes(_WORD) + image[_MASK : _MASK + _WORD] + image[_PHILOX:_TOTALS],
         )
 
     def launch(

@@ -142,7 +142,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
     plan = make_plan(bound, options, q, k, v, written, lse)
     state = random_bits(philox, given.p_dropout, query)
-    plan.launch(q, k, v, written, lse, given._replace(philox=state))
+    plan.launch(q, k, v, written, lse, given._replace(philox=state) if given.p_dropout else None)
     if written is not result:
         result.copy_(written[..., : operands.head_dim_v])
     if drops_everything:
