@@ -255,7 +255,7 @@ def test_the_number_of_splits_has_limits(split_kernel: TestedKernel) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"mask": 4096, "mask_type": 1}, "mask is given; a split kernel takes none"),
+        ({"mask": 4096, "mask_type": 1}, "mask is given; this kernel takes none"),
         ({"p_dropout": 0.1}, "p_dropout"),
         ({"batch": MAX_TILES + 1}, f"{MAX_TILES + 1} tiles; more than 1 split takes at most {MAX_TILES}"),
         ({"seqlen_q": 2**29}, "seqlen_q 536870912 times 4 query heads"),
@@ -348,4 +348,4 @@ def expect_no_splits(kernel: TestedKernel) -> None:
         params.num_splits = num_splits
         reason = library.refusal(index, params)
         assert reason is not None
-        assert f"num_splits is {num_splits}; only split kernels take it" in reason
+        assert f"num_splits is {num_splits}; this kernel takes 0" in reason

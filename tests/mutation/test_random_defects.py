@@ -108,7 +108,7 @@ def _mutant(name: str, line: str, old: str, new: str) -> RandomMutant:
 @pytest.mark.slow
 def test_fates(tmp_path: Path) -> None:
     """A defect that tests find, one that g++ refuses and one that leaves the code as it was."""
-    share = "int const share = (num_blocks + num_splits - 1)"
+    share = "const int share = (num_blocks + num_splits - 1)"
     mutants = [
         _mutant("split.cuh", share, "num_blocks +", "num_blocks -"),
         _mutant("split.cuh", share, "num_blocks +", "num_blocks ?"),
