@@ -107,6 +107,9 @@ class Model(ABC):
     def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
         self.kernel = kernel
         self.device = device
+        self.keys_of_a_price = 1
+        """Problems cost the same that differ in seqlen_k alone, not in causal_offset, and round up to the same
+        multiple of this."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> tuple[float, int]:
@@ -162,6 +165,7 @@ class _Fused(Model):
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         work = _work(kernel, problem, device)
         self._is_causal = problem.is_causal
+        self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._round = [work.cycles(count) for count in range(self._resident + 1)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
+import math
 import operator
 import os
 from collections.abc import Iterable, Iterator
@@ -162,25 +163,44 @@ class Offer:
         self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
         self._may_win = [pair for pair in legal if not self._is_behind(pair[0])]
         self._behind = [pair for pair in legal if self._is_behind(pair[0])]
+        self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal))
+        self._latest: tuple[tuple[int, ...], list[_Priced], list[_Priced]] = (), [], []
 
     def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
         """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
-        packs = problem.num_heads_q > problem.num_heads_kv
-        first: list[_Priced] = []
-        then: list[_Priced] = []
-        for kernel, model in self._may_win:
-            cycles, num_splits = model.cost(problem)
-            is_first = not (self.has_plain and kernel.is_general) or packs or num_splits > 1
-            (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
-        first.sort(key=_price)
+        first, then = self._priced(problem)
         for _, _, kernel, num_splits in first:
             yield kernel, num_splits
+        then = list(then)
         for kernel, model in self._behind:
             cycles, num_splits = model.cost(problem)
             then.append((cycles, kernel.name, kernel, num_splits))
         then.sort(key=_price)
         for _, _, kernel, num_splits in then:
             yield kernel, num_splits
+
+    def _priced(self, problem: Problem) -> tuple[list[_Priced], list[_Priced]]:
+        """Those that may win, sorted, and those that will not after all.
+
+        Most tokens of a growing key cache cost what the one before did: then this is known.
+        """
+        sizes = (
+            problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
+            -(-problem.seqlen_k // self._keys_of_a_price) if self._keys_of_a_price else 0,
+            problem.causal_offset,
+        )  # fmt: skip
+        known, first, then = self._latest
+        if known == sizes:
+            return first, then
+        packs = problem.num_heads_q > problem.num_heads_kv
+        first, then = [], []
+        for kernel, model in self._may_win:
+            cycles, num_splits = model.cost(problem)
+            is_first = not (self.has_plain and kernel.is_general) or packs or num_splits > 1
+            (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
+        first.sort(key=_price)
+        self._latest = sizes, first, then
+        return first, then
 
     def _is_behind(self, kernel: KernelInfo) -> bool:
         return self.has_plain and kernel.is_general and not kernel.is_split

@@ -101,6 +101,25 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
     assert num_ranked > 200
 
 
+@pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT], ids=str)
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_a_ranking_while_a_key_cache_grows(rows: int, family: Family, causal: Causal | None) -> None:
+    """Prices are kept from one length to the next, unless another batch comes between."""
+    native = library(Target.HOST)
+    decoding = Problem(
+        dtype=DType.F16, batch=2, num_heads_q=8, num_heads_kv=2, seqlen_q=rows, seqlen_k=1, head_dim=64,
+        causal=causal,
+    )  # fmt: skip
+    offer = select.Offer(native, decoding, family, H200)
+    lengths = [*range(1, 150), *range(4000, 4100), 4096, 4095, 4097, 20]
+    for seqlen_k in lengths:
+        for batch in (2, 2, 3) if seqlen_k % 50 == 0 else (2,):
+            problem = dataclasses.replace(decoding, seqlen_k=seqlen_k, batch=batch)
+            found = [(row.name, splits) for row, splits in offer.ranked(problem)]
+            assert found == readable_rule(problem, family, H200), problem
+
+
 def test_legality_depends_on_the_kind_of_a_problem_alone() -> None:
     """What `offer` keeps for a kind was found with other sizes."""
     problems = list(random_problems(300, seed=1))
