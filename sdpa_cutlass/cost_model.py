@@ -108,8 +108,8 @@ class Model(ABC):
         self.kernel = kernel
         self.device = device
         self.keys_of_a_price = 1
-        """Problems cost the same that differ in seqlen_k alone, and not in causal_offset, where it rounds up to
-        the same multiple of this."""
+        """Problems that differ in seqlen_k alone, and not in causal_offset, cost the same where it rounds up
+        to the same multiple of this."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> tuple[float, int]:
