@@ -45,8 +45,7 @@ class Extras(NamedTuple):
 
     @property
     def has_lengths(self) -> bool:
-        lengths = (self.seqlens_q, self.seqlens_k, self.cu_seqlens_q, self.cu_seqlens_k)
-        return any(tensor is not None for tensor in lengths)
+        return not (self.seqlens_q is self.seqlens_k is self.cu_seqlens_q is self.cu_seqlens_k is None)
 
 
 NO_EXTRAS: Extras = Extras()

@@ -43,13 +43,16 @@ def resolved(inputs: Inputs) -> Inputs:
     negative = {
         name: value.resolve_neg()
         for name, value in inputs._asdict().items()
-        if name != "out" and is_tensor(value) and value.is_neg()
+        if value is not None and name != "out" and is_tensor(value) and value.is_neg()
     }
     return inputs._replace(**negative) if negative else inputs
 
 
 def with_flags(options: Options) -> Options:
     """`options` with booleans for flags. Raises ArgumentTypeError for what is neither true nor false."""
+    given: tuple[object, ...] = options.enable_gqa, options.return_lse
+    if all(type(value) is bool for value in given):
+        return options
     return options._replace(
         enable_gqa=flag("enable_gqa", options.enable_gqa), return_lse=flag("return_lse", options.return_lse)
     )
