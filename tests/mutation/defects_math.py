@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _MASK = "attention/mask.cuh"
+_KEY_RANGE = "attention/key_range.cuh"
 _SOFTMAX = "attention/softmax.cuh"
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
@@ -54,7 +55,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_range_ends_early",
-        header=_MASK,
+        header=_KEY_RANGE,
         old=_LAST,
         new=_LAST.replace("+ 1), 0)", "), 0)"),
         defect="causal: a tile's last block is left out when only its last row sees one key of it",
@@ -63,7 +64,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_full_blocks_begin_early",
-        header=_MASK,
+        header=_KEY_RANGE,
         old=_FIRST,
         new=_FIRST.replace("+ 1), 0)", "+ 1 + Traits::kBlockN), 0)"),
         defect="causal: a block on the diagonal runs without its mask",
@@ -72,7 +73,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_full_blocks_end_late",
-        header=_MASK,
+        header=_KEY_RANGE,
         old=_FIRST,
         new=_FIRST.replace("first_key + 1", "first_key + 2"),
         defect="causal: a block counts as seen whole when the first row does not see its last key",
@@ -81,7 +82,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_full_blocks_end_late_general",
-        header=_MASK,
+        header=_KEY_RANGE,
         old=_FIRST,
         new=_FIRST.replace("first_key + 1", "first_key + 2"),
         defect="the same in general kernels",
@@ -90,7 +91,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_tail_block_counts_as_full",
-        header=_MASK,
+        header=_KEY_RANGE,
         old="seen_by_first / Traits::kBlockN};",
         new="(seen_by_first + Traits::kBlockN - 1) / Traits::kBlockN};",
         defect="the last, partial block runs without a mask",

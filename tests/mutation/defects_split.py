@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _SPLIT = "fmha_fwd/split.cuh"
+_KEY_SPLIT = "attention/key_split.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
 _ROWS = "cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);"
@@ -28,6 +29,7 @@ SPLITS: tuple[Mutant, ...] = (
         "s.first_block = index * share + (index > 0 ? 1 : 0);",
         "the keys of a split begin one block late",
         Check.NUMERICS,
+        header=_KEY_SPLIT,
     ),
     _split(
         "ends_a_block_late",
@@ -35,6 +37,7 @@ SPLITS: tuple[Mutant, ...] = (
         "sequence.seqlen_k - first_key, (num_blocks + 1) * Traits::kBlockN);",
         "the first key block of the next split counts twice",
         Check.NUMERICS,
+        header=_KEY_SPLIT,
     ),
     _split(
         "causal_offset_not_shifted",
@@ -42,6 +45,7 @@ SPLITS: tuple[Mutant, ...] = (
         "",
         "the diagonal of every split is that of the first",
         Check.NUMERICS,
+        header=_KEY_SPLIT,
     ),
     _split(
         "reads_the_first_keys",
@@ -49,6 +53,7 @@ SPLITS: tuple[Mutant, ...] = (
         "",
         "every split reads the keys of the first",
         Check.NUMERICS,
+        header=_KEY_SPLIT,
     ),
     _split(
         "empty_ones_take_part",

@@ -29,6 +29,8 @@ _KERNELS: dict[str, tuple[Kernels, ...]] = {
     "dense_mask.cuh": (Kernels.GENERAL,),
     "dropout.cuh": (Kernels.DROPOUT,),
     "group_merge.cuh": (Kernels.GROUPS, Kernels.WARP_GROUPS, Kernels.SPLIT),
+    "key_range.cuh": _BY_KIND,
+    "key_split.cuh": (Kernels.SPLIT,),
     "kernel.cuh": (*_BY_KIND, Kernels.GROUPS),
     "launch.cuh": (*_BY_KIND, Kernels.DROPOUT),
     "mask.cuh": _BY_KIND,

@@ -110,9 +110,9 @@ def test_fates(tmp_path: Path) -> None:
     """A defect that tests find, one that g++ refuses and one that leaves the code as it was."""
     share = "const int share = (num_blocks + num_splits - 1)"
     mutants = [
-        _mutant("split.cuh", share, "num_blocks +", "num_blocks -"),
-        _mutant("split.cuh", share, "num_blocks +", "num_blocks ?"),
-        _mutant("split.cuh", share, "num_blocks +", "(num_blocks) +"),
+        _mutant("key_split.cuh", share, "num_blocks +", "num_blocks -"),
+        _mutant("key_split.cuh", share, "num_blocks +", "num_blocks ?"),
+        _mutant("key_split.cuh", share, "num_blocks +", "(num_blocks) +"),
     ]
     found = run_random(mutants, tmp_path, 1, lambda result: None)
     assert [result.fate for result in found] == [Fate.CAUGHT, Fate.REFUSED, Fate.SAME]

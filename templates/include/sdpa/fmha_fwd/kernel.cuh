@@ -8,11 +8,12 @@
 // kind of mask, so that none has to keep registers for the others. A variant has dropout, and another splits the keys of
 // a tile over several CTAs instead of taking masks.
 //
-// Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, mask.cuh, epilogue.cuh; kernel_traits.cuh has the
-// layouts, dense_mask.cuh, dropout.cuh and split.cuh what only general kernels do. The logits never leave registers; Q, K and V are
-// read once per tile.
+// Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, key_range.cuh, mask.cuh, epilogue.cuh;
+// kernel_traits.cuh has the layouts, dense_mask.cuh, dropout.cuh and split.cuh what only general kernels do. The logits
+// never leave registers; Q, K and V are read once per tile.
 #pragma once
 
+#include "sdpa/attention/key_range.cuh"
 #include "sdpa/fmha_fwd/epilogue.cuh"
 #include "sdpa/fmha_fwd/mainloop.cuh"
 #include "sdpa/fmha_fwd/split.cuh"

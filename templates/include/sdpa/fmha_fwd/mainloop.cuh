@@ -17,9 +17,10 @@
 #include "sdpa/arch/static_for.hpp"
 #include "sdpa/attention/dense_mask.cuh"
 #include "sdpa/attention/dropout.cuh"
-#include "sdpa/fmha_fwd/kernel_traits.cuh"
+#include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/mask.cuh"
 #include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_fwd/kernel_traits.cuh"
 #include "sdpa/fmha_fwd/tile_copy.cuh"
 
 namespace sdpa::fmha_fwd {

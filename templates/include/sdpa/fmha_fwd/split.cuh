@@ -2,45 +2,18 @@
 //
 // A tile's rows are those of all query heads that read the same key head, so that K and V are read once for all of
 // them: row p is position p / heads_per_kv of head p % heads_per_kv. Split s takes the s-th run of neighbouring key
-// blocks. Each CTA leaves (O, row_max, row_sum) in the workspace and counts itself in; the last one to arrive merges
-// them, always in the order of the splits, so the result does not depend on who was last:
+// blocks (key_split.cuh). Each CTA leaves (O, row_max, row_sum) in the workspace and counts itself in; the last one to
+// arrive merges them, always in the order of the splits, so the result does not depend on who was last:
 //
 //   row_max = max_s row_max_s     O = Σ_s exp2(row_max_s - row_max) O_s / Σ_s exp2(row_max_s - row_max) row_sum_s
 //
 // The method is FlashDecoding's (Dao et al., 2023), with the second kernel folded into the first.
 #pragma once
 
+#include "sdpa/attention/key_split.cuh"
 #include "sdpa/fmha_fwd/epilogue.cuh"
 
 namespace sdpa::fmha_fwd {
-
-// One CTA's share of its tile's keys.
-struct KeySplit {
-  int index;
-  int first_block;
-  int num_blocks;
-  int num_active;  // splits that have any keys: [0, num_active)
-
-  SDPA_DEVICE static KeySplit make(int index, int num_splits, int num_blocks) {
-    const int share = (num_blocks + num_splits - 1) / num_splits;
-    KeySplit s;
-    s.index = index;
-    s.first_block = index * share;
-    s.num_blocks = cute::min(share, num_blocks - s.first_block);
-    s.num_active = share == 0 ? 0 : (num_blocks + share - 1) / share;
-    return s;
-  }
-
-  // The sequence as if this split's keys were all there are.
-  template <class Traits>
-  SDPA_DEVICE Sequence of(Sequence sequence) const {
-    const int first_key = first_block * Traits::kBlockN;
-    sequence.first_row_k += first_key;
-    sequence.causal_offset -= first_key;
-    sequence.seqlen_k = cute::min(sequence.seqlen_k - first_key, num_blocks * Traits::kBlockN);
-    return sequence;
-  }
-};
 
 template <class Traits>
 struct SplitEpilogue {
