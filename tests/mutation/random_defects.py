@@ -26,6 +26,7 @@ _INCLUDE = re.compile(r'^#include "sdpa/([^"]+)"', re.MULTILINE)
 _ALL = tuple(kernels for kernels in Kernels if kernels.names)
 _BY_KIND = (Kernels.RING, Kernels.GENERAL, Kernels.SPLIT)
 _KERNELS: dict[str, tuple[Kernels, ...]] = {
+    "checks.hpp": _BY_KIND,
     "dense_mask.cuh": (Kernels.GENERAL,),
     "dropout.cuh": (Kernels.DROPOUT,),
     "group_merge.cuh": (Kernels.GROUPS, Kernels.WARP_GROUPS, Kernels.SPLIT),

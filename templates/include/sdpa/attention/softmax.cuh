@@ -17,6 +17,7 @@
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/target.hpp"
+#include "sdpa/attention/constants.hpp"
 
 namespace sdpa {
 
@@ -45,7 +46,6 @@ struct Softmax {
   // largest P is exactly 1, however large the scores.
   static constexpr float kSharp = 1024.f;
   static constexpr float kLargest = 1e38f;  // times log2(e), above kNoKey
-  static constexpr float kLn2 = 0.6931471805599453f;
 
   float row_max[kRows];  // log2 units
   float row_sum[kRows];

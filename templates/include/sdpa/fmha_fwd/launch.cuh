@@ -6,25 +6,12 @@
 #include <climits>
 #include <cmath>
 
+#include "sdpa/attention/checks.hpp"
+#include "sdpa/attention/constants.hpp"
 #include "sdpa/fmha_fwd/kernel.cuh"
 #include "sdpa/registry.hpp"
 
 namespace sdpa::fmha_fwd {
-
-inline constexpr float kLog2e = 1.4426950408889634f;
-
-// cp.async and the epilogue move 16 bytes at a time.
-inline Status check_tensor(const char *name, const void *data, const int64_t (&stride)[3], const int (&extent)[3]) {
-  if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "%s: address %p must be a multiple of 16 bytes", name, data);
-  static const char *const kAxis[3] = {"batch", "head", "row"};
-  for (int i = 0; i < 3; ++i) {
-    if (extent[i] > 1 && stride[i] % 8 != 0)
-      return make_status(SDPA_INVALID_ARGUMENT, "%s: %s stride %lld must be a multiple of 8 elements", name, kAxis[i],
-                         static_cast<long long>(stride[i]));
-  }
-  return {};
-}
 
 // Tiles of query rows: a CTA each, or with split kernels num_splits CTAs.
 template <class Traits>

@@ -16,14 +16,13 @@
 #include <climits>
 #include <cstdint>
 
+#include "sdpa/attention/checks.hpp"
 #include "sdpa/registry.hpp"
 
 namespace sdpa::unfused {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kProbsScale = 32768.f;
 inline constexpr float kMaxHalf = 65504.f;
-inline constexpr int kVectorElements = 8;  // every access is 16 bytes of a 16-bit type
 inline constexpr int kMaxSeqlen = INT_MAX - 1024;
 
 CUTLASS_HOST_DEVICE constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -68,22 +67,6 @@ inline uint64_t workspace_bytes(const sdpa_params &p) {
   return rows * uint64_t(logits_ld(p)) * (has_wide_logits(p) ? 4 : 2);
 }
 
-inline Status check_tensor(const char *name, const void *data, const int64_t *stride, int num_heads, int seqlen,
-                           int batch) {
-  if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "%s: address %p must be a multiple of 16 bytes", name, data);
-  struct Axis {
-    const char *name;
-    int extent;
-  } const axes[3] = {{"batch", batch}, {"head", num_heads}, {"row", seqlen}};
-  for (int i = 0; i < 3; ++i) {
-    if (axes[i].extent > 1 && stride[i] % kVectorElements != 0)
-      return make_status(SDPA_INVALID_ARGUMENT, "%s: %s stride %lld must be a multiple of %d elements", name,
-                         axes[i].name, static_cast<long long>(stride[i]), kVectorElements);
-  }
-  return {};
-}
-
 template <int kBlockM, int kBlockN>
 Status can_implement(const sdpa_params &p) {
   struct {
@@ -111,10 +94,12 @@ Status can_implement(const sdpa_params &p) {
                        "batch %d, num_heads_q %d, seqlen_q %d, seqlen_k %d make %.0f rows and %.0f tiles of %dx%d; "
                        "the unfused baseline allows %d of each",
                        p.batch, p.num_heads_q, p.seqlen_q, p.seqlen_k, rows, tiles, kBlockM, kBlockN, INT_MAX);
-  Status status = check_tensor("q", p.q, p.q_stride, p.num_heads_q, p.seqlen_q, p.batch);
-  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, p.num_heads_kv, p.seqlen_k, p.batch);
-  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, p.num_heads_kv, p.seqlen_k, p.batch);
-  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, p.num_heads_q, p.seqlen_q, p.batch);
+  const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
+  const int extent_kv[3] = {p.batch, p.num_heads_kv, p.seqlen_k};
+  Status status = check_tensor("q", p.q, p.q_stride, extent_q);
+  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extent_kv);
+  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extent_kv);
+  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, extent_q);
   return status;
 }
 

@@ -12,6 +12,7 @@
 
 #include <cuda_fp16.h>
 
+#include "sdpa/attention/constants.hpp"
 #include "sdpa/unfused/problem.hpp"
 
 namespace sdpa::unfused {
