@@ -38,8 +38,10 @@ struct TileScheduler {
 
   static constexpr unsigned kRun = 8;
 
-  // Half of the L2 of the smallest card of the family (48 MB), so that Q, O and other sections leave K and V alone.
-  static constexpr int64_t kL2Budget = 24 << 20;
+  // An NVIDIA L4's: of the sm_89 cards that README.md names, the one with the smaller L2 (an RTX 4090 has 72 MB).
+  static constexpr int64_t kL2Bytes = 48 << 20;
+  // What a section's K and V may take of it, so that Q, O and other sections leave them alone.
+  static constexpr int64_t kL2Budget = kL2Bytes / 2;
 
   static TileScheduler make(int num_m_blocks, int batch, int num_heads_q, int num_heads_kv, int64_t kv_bytes_per_head) {
     const int64_t heads = static_cast<int64_t>(batch) * num_heads_q;

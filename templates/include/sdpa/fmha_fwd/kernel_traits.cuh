@@ -24,6 +24,10 @@ namespace sdpa::fmha_fwd {
 
 using namespace cute;
 
+// Shared memory that a CTA can opt in to on compute capability 8.9 (L4, RTX 4090): all of an SM's 100 KB but the one
+// that the driver takes for a CTA. generator/core/arch.py has the same number and refuses tiles before they compile.
+inline constexpr int kMaxSmemBytes = 101376;
+
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
           int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, bool kIsSplit_,
           int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
@@ -142,7 +146,7 @@ struct KernelTraits {
   static constexpr int kSmemBytes =
       kKvGroups > 1 ? kKvGroups * kGroupBytes
                     : static_cast<int>(sizeof(Element)) * (kQInRegs ? kOffsetK + kRegionV : kTileQ + 2 * kRegionV);
-  static_assert(kSmemBytes <= 101376, "sm_89 gives one CTA at most 99 KB of shared memory");
+  static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
   static_assert(sizeof(Element) == 2);
 
   // ---- MMA: warps along M only, so a row's maximum and sum stay within four lanes ----

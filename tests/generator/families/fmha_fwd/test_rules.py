@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from generator.core.arch import Arch
+from generator.core.family import TEMPLATES
 from generator.families import FAMILIES
 from generator.families.fmha_fwd.rules import RULES, load_rows_per_pass
 
@@ -160,3 +164,9 @@ def test_the_loads_of_q_need_no_rule() -> None:
                 assert block_m % load_rows_per_pass(c) == 0
                 checked += 1
     assert checked == 16 * 16 * 3
+
+
+def test_the_kernels_assert_the_shared_memory_that_the_rules_grant() -> None:
+    text = (TEMPLATES / "include/sdpa/fmha_fwd/kernel_traits.cuh").read_text(encoding="utf-8")
+    granted = re.findall(r"^inline constexpr int kMaxSmemBytes = (\d+);$", text, re.MULTILINE)
+    assert granted == [str(Arch.SM89.limits.smem_per_cta)]
