@@ -21,7 +21,8 @@ endforeach()
 
 # sdpa_library_settings(<target> <archs> <sanitizers>): everything but language and backend.
 function(sdpa_library_settings target archs sanitizers)
-  target_sources(${target} PRIVATE ${SDPA_TEMPLATES_DIR}/src/c_api.cpp ${SDPA_GENERATED_DIR}/registry.cpp)
+  target_sources(${target} PRIVATE ${SDPA_TEMPLATES_DIR}/src/c_api.cpp ${SDPA_TEMPLATES_DIR}/src/checks.cpp
+                 ${SDPA_GENERATED_DIR}/registry.cpp)
   target_include_directories(${target} PRIVATE ${SDPA_TEMPLATES_DIR}/include)
   target_include_directories(${target} SYSTEM PRIVATE ${SDPA_CUTLASS_INCLUDE_DIRS})
   configure_file(${CMAKE_SOURCE_DIR}/cmake/build_config.hpp.in ${CMAKE_CURRENT_BINARY_DIR}/build_config.hpp @ONLY)

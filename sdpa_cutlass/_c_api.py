@@ -42,6 +42,29 @@ _ERRORS: dict[int, type[SdpaError]] = {
 _TARGETS = (Target.CUDA, Target.HOST)  # in the order of enum sdpa_target
 
 
+_Field = tuple[str, Any]
+_TENSORS: list[_Field] = [
+    ("q", c_void_p),
+    ("k", c_void_p),
+    ("v", c_void_p),
+    ("out", c_void_p),
+    ("softmax_lse", c_void_p),
+    ("workspace", c_void_p),
+    ("workspace_bytes", c_uint64),
+    ("split_arrivals", c_void_p),
+]
+OPTIONS: list[_Field] = [
+    ("philox_seed", c_uint64),
+    ("philox_offset", c_uint64),
+    ("philox_state", c_void_p),
+    ("seqlens_q", c_void_p),
+    ("seqlens_k", c_void_p),
+    ("cu_seqlens_q", c_void_p),
+    ("cu_seqlens_k", c_void_p),
+]
+"""Fields that sdpa_params and sdpa_addresses share, behind the mask of the latter."""
+
+
 class Params(ctypes.Structure):
     """struct sdpa_params: one problem and where its tensors lie. Strides count elements."""
 
@@ -58,14 +81,7 @@ class Params(ctypes.Structure):
         ("is_causal", c_int32),
         ("causal_offset", c_int32),
         ("softmax_scale", c_float),
-        ("q", c_void_p),
-        ("k", c_void_p),
-        ("v", c_void_p),
-        ("out", c_void_p),
-        ("softmax_lse", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_uint64),
-        ("split_arrivals", c_void_p),
+        *_TENSORS,
         ("q_stride", c_int64 * 3),
         ("k_stride", c_int64 * 3),
         ("v_stride", c_int64 * 3),
@@ -75,13 +91,7 @@ class Params(ctypes.Structure):
         ("mask_stride", c_int64 * 4),
         ("mask_type", c_int32),
         ("p_dropout", c_float),
-        ("philox_seed", c_uint64),
-        ("philox_offset", c_uint64),
-        ("philox_state", c_void_p),
-        ("seqlens_q", c_void_p),
-        ("seqlens_k", c_void_p),
-        ("cu_seqlens_q", c_void_p),
-        ("cu_seqlens_k", c_void_p),
+        *OPTIONS,
         ("total_q", c_int32),
         ("total_k", c_int32),
         ("causal_bottom_right", c_int32),
@@ -95,22 +105,9 @@ class Addresses(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("reserved", c_uint32),
-        ("q", c_void_p),
-        ("k", c_void_p),
-        ("v", c_void_p),
-        ("out", c_void_p),
-        ("softmax_lse", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_uint64),
-        ("split_arrivals", c_void_p),
+        *_TENSORS,
         ("mask", c_void_p),
-        ("philox_seed", c_uint64),
-        ("philox_offset", c_uint64),
-        ("philox_state", c_void_p),
-        ("seqlens_q", c_void_p),
-        ("seqlens_k", c_void_p),
-        ("cu_seqlens_q", c_void_p),
-        ("cu_seqlens_k", c_void_p),
+        *OPTIONS,
     ]
 
 

@@ -17,7 +17,7 @@ from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import launcher
-from ._c_api import Addresses, Library, Params, library
+from ._c_api import OPTIONS, Addresses, Library, Params, library
 from ._locate import Target
 from .checks import kernel_strides
 from .device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
@@ -39,10 +39,7 @@ _pack_rest = struct.Struct("9P").pack  # split_arrivals, and what `_extra_words`
 _head = struct.pack("II", _SIZE, 0)
 # The same words in sdpa_params: mask, and from philox_seed on the others.
 _WORD, _MASK, _PHILOX, _TOTALS = 8, Params.mask.offset, Params.philox_seed.offset, Params.total_q.offset
-_EXTRA_WORDS = (
-    *("mask", "philox_seed", "philox_offset", "philox_state"),
-    *("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k"),
-)
+_EXTRA_WORDS = ("mask", *(name for name, _ in OPTIONS))
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, in each thread another stream
 _MAX_STREAMS = 1024

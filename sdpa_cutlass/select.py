@@ -163,7 +163,7 @@ class Offer:
         self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
         self._may_win = [pair for pair in legal if not self._is_behind(pair[0])]
         self._behind = [pair for pair in legal if self._is_behind(pair[0])]
-        self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal))
+        self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
         self._latest: tuple[tuple[int, ...], list[_Priced], list[_Priced]] = (), [], []
 
     def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
@@ -186,7 +186,7 @@ class Offer:
         """
         sizes = (
             problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
-            -(-problem.seqlen_k // self._keys_of_a_price) if self._keys_of_a_price else 0,
+            -(-problem.seqlen_k // self._keys_of_a_price),
             problem.causal_offset,
         )  # fmt: skip
         known, first, then = self._latest

@@ -76,7 +76,7 @@ class Workshop:
         for observed, lines in product((False, True), repeat=2):
             place = folder / f"common{'-observed' * observed}{'-lines' * lines}"
             place.mkdir(exist_ok=True)
-            targets = tuple(place / f"{name}.o" for name in ("c_api.cpp", "backend_host.cpp"))
+            targets = tuple(place / f"{name}.o" for name in ("c_api.cpp", "checks.cpp", "backend_host.cpp"))
             common[observed, lines] = targets
             for target in targets:
                 source = _SOURCES / target.stem

@@ -1,4 +1,4 @@
-/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: thirteen functions and four plain structs.
+/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: thirteen functions and five plain structs.
  *
  *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask)) V
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]

@@ -1,0 +1,193 @@
+// What a problem has to be for a row: see checks.hpp.
+#include "checks.hpp"
+
+#include <cinttypes>
+#include <cmath>
+#include <initializer_list>
+
+namespace sdpa {
+
+Status null_argument(const char *name) {
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is null; a valid pointer is needed", name);
+}
+
+namespace {
+
+Status check_positive(const char *name, int32_t value) {
+  if (value >= 1) return {};
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is %d; it must be at least 1", name, value);
+}
+
+const char *dtype_name(int32_t dtype) {
+  return dtype == SDPA_DTYPE_F16 ? "float16" : dtype == SDPA_DTYPE_BF16 ? "bfloat16" : "unknown";
+}
+
+// Legal for any kernel: sizes, flags and numbers that make sense by themselves.
+Status check_values(const sdpa_params &params) {
+  if (params.dtype != SDPA_DTYPE_F16 && params.dtype != SDPA_DTYPE_BF16)
+    return make_status(SDPA_INVALID_ARGUMENT, "dtype is %d; allowed are %d (float16) and %d (bfloat16)", params.dtype,
+                       SDPA_DTYPE_F16, SDPA_DTYPE_BF16);
+  const struct {
+    const char *name;
+    int32_t value;
+  } sizes[] = {
+      {"batch", params.batch},          {"num_heads_q", params.num_heads_q}, {"num_heads_kv", params.num_heads_kv},
+      {"seqlen_q", params.seqlen_q},    {"seqlen_k", params.seqlen_k},       {"head_dim", params.head_dim},
+      {"head_dim_v", params.head_dim_v}};
+  for (const auto &size : sizes) {
+    const Status status = check_positive(size.name, size.value);
+    if (!status.ok()) return status;
+  }
+  if (params.num_heads_q % params.num_heads_kv != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "num_heads_q is %d; it must be a multiple of num_heads_kv, which is %d",
+                       params.num_heads_q, params.num_heads_kv);
+  if (params.is_causal != 0 && params.is_causal != 1)
+    return make_status(SDPA_INVALID_ARGUMENT, "is_causal is %d; it must be 0 or 1", params.is_causal);
+  if (!std::isfinite(params.softmax_scale))
+    return make_status(SDPA_INVALID_ARGUMENT, "softmax_scale is %g; it must be finite",
+                       static_cast<double>(params.softmax_scale));
+  if (!(params.p_dropout >= 0.0f && params.p_dropout < 1.0f))
+    return make_status(SDPA_INVALID_ARGUMENT, "p_dropout is %g; it must be at least 0 and less than 1",
+                       static_cast<double>(params.p_dropout));
+  return {};
+}
+
+Status check_element_alignment(const char *name, const void *pointer, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return {};
+  return make_status(SDPA_INVALID_ARGUMENT, "%s is %p; it must be a multiple of %zu", name, pointer, bytes);
+}
+
+// What is optional must be there whole or not at all.
+Status check_options(const sdpa_params &params) {
+  if (params.mask_type < SDPA_MASK_NONE || params.mask_type > SDPA_MASK_F32)
+    return make_status(SDPA_INVALID_ARGUMENT, "mask_type is %d; allowed are %d to %d", params.mask_type, SDPA_MASK_NONE,
+                       SDPA_MASK_F32);
+  if ((params.mask == nullptr) != (params.mask_type == SDPA_MASK_NONE))
+    return make_status(SDPA_INVALID_ARGUMENT, "mask is %p and mask_type %d; allowed are null with %d, or neither",
+                       params.mask, params.mask_type, SDPA_MASK_NONE);
+  if (params.causal_bottom_right != 0 && !(params.causal_bottom_right == 1 && params.is_causal == 1))
+    return make_status(SDPA_INVALID_ARGUMENT, "causal_bottom_right is %d; it must be 0, or 1 with is_causal 1",
+                       params.causal_bottom_right);
+  if (params.total_q < 0 || params.total_k < 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "total_q is %d and total_k %d; they must be at least 0", params.total_q,
+                       params.total_k);
+  const struct {
+    const char *name;
+    const void *pointer;
+    size_t bytes;
+  } arrays[] = {
+      {"mask", params.mask, kMaskBytes[params.mask_type]},    {"philox_state", params.philox_state, sizeof(uint64_t)},
+      {"seqlens_q", params.seqlens_q, sizeof(int32_t)},       {"seqlens_k", params.seqlens_k, sizeof(int32_t)},
+      {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)}, {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)}};
+  for (const auto &array : arrays) {
+    const Status status = check_element_alignment(array.name, array.pointer, array.bytes);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// What the problem needs of a kernel, of sdpa_takes.
+uint64_t needs(const sdpa_params &params, const sdpa_kernel_info &info) {
+  constexpr uint64_t kMasks[] = {0, SDPA_TAKES_BOOL, SDPA_TAKES_BIAS16, SDPA_TAKES_BIAS16, SDPA_TAKES_BIAS32};
+  uint64_t bits = kMasks[params.mask_type];
+  bits |= params.is_causal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL;
+  bits |= params.p_dropout > 0.0f ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
+  if (params.seqlens_q != nullptr || params.seqlens_k != nullptr || params.causal_bottom_right != 0)
+    bits |= SDPA_TAKES_LENGTHS;
+  if (params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr) bits |= SDPA_TAKES_PACKED;
+  if (params.head_dim != info.head_dim || params.head_dim_v != info.head_dim) bits |= SDPA_TAKES_SMALLER_HEAD_DIM;
+  if (params.num_splits != 0) bits |= SDPA_TAKES_SPLITS;
+  return bits;
+}
+
+// Why a kernel that lacks `bit` cannot run the problem, which needs it.
+Status lacks(uint64_t bit, const sdpa_kernel_info &info, const sdpa_params &params) {
+  switch (bit) {
+    case SDPA_TAKES_FULL:
+    case SDPA_TAKES_CAUSAL:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: is_causal is %d; this kernel takes %d", info.name, params.is_causal,
+                         params.is_causal ? 0 : 1);
+    case SDPA_TAKES_BIAS16:
+    case SDPA_TAKES_BIAS32:
+      if (info.takes & SDPA_TAKES_BOOL)
+        return make_status(SDPA_NOT_SUPPORTED, "%s: mask is a bias; this kernel takes boolean masks", info.name);
+      [[fallthrough]];
+    case SDPA_TAKES_BOOL:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: mask is given; this kernel takes none", info.name);
+    case SDPA_TAKES_LENGTHS:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; this kernel takes no lengths", info.name,
+                         params.seqlens_q   ? "seqlens_q"
+                         : params.seqlens_k ? "seqlens_k"
+                                            : "causal_bottom_right");
+    case SDPA_TAKES_PACKED:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: %s is given; this kernel takes no packed sequences", info.name,
+                         params.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k");
+    case SDPA_TAKES_UNDROPPED:
+    case SDPA_TAKES_DROPOUT:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: p_dropout is %g; this kernel takes %s", info.name,
+                         static_cast<double>(params.p_dropout), params.p_dropout > 0.0f ? "0 only" : "more than 0");
+    case SDPA_TAKES_SMALLER_HEAD_DIM:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d and head_dim_v %d; this kernel takes %d for both",
+                         info.name, params.head_dim, params.head_dim_v, info.head_dim);
+    default:
+      return make_status(SDPA_INVALID_ARGUMENT, "%s: num_splits is %d; this kernel takes 0", info.name,
+                         params.num_splits);
+  }
+}
+
+// What this row was compiled for.
+Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
+  if (params.dtype != info.dtype)
+    return make_status(SDPA_NOT_SUPPORTED, "%s: dtype is %s; this kernel takes %s", info.name, dtype_name(params.dtype),
+                       dtype_name(info.dtype));
+  const uint64_t missing = needs(params, info) & ~info.takes;
+  if (missing != 0) return lacks(missing & -missing, info, params);
+  for (const int head_dim : {params.head_dim, params.head_dim_v})
+    if (head_dim > info.head_dim || head_dim % 8 != 0)
+      return make_status(SDPA_NOT_SUPPORTED,
+                         "%s: head_dim is %d and head_dim_v %d; this kernel takes multiples of 8 up to %d", info.name,
+                         params.head_dim, params.head_dim_v, info.head_dim);
+  return {};
+}
+
+}  // namespace
+
+Status check_problem(const KernelRow &row, const sdpa_params &params) {
+  Status status = check_values(params);
+  if (status.ok()) status = check_options(params);
+  if (status.ok()) status = check_row(row.info, params);
+  if (status.ok()) status = row.can_implement(params);
+  return status;
+}
+
+uint64_t workspace_bytes(const KernelRow &row, const sdpa_params &params) {
+  const uint64_t counters = params.num_splits > 1 ? SDPA_MAX_SPLIT_TILES * sizeof(uint32_t) : 0;
+  return row.workspace_bytes(params) + counters;
+}
+
+Status check_pointers(const KernelRow &row, const sdpa_params &params) {
+  const struct {
+    const char *name;
+    const void *pointer;
+  } tensors[] = {{"q", params.q}, {"k", params.k}, {"v", params.v}, {"out", params.out}};
+  for (const auto &tensor : tensors)
+    if (tensor.pointer == nullptr) return null_argument(tensor.name);
+  const Status status = check_element_alignment("softmax_lse", params.softmax_lse, sizeof(float));
+  if (!status.ok()) return status;
+  if (params.num_splits > 1) {
+    const Status aligned = check_element_alignment("split_arrivals", params.split_arrivals, sizeof(uint32_t));
+    if (!aligned.ok()) return aligned;
+  }
+  const uint64_t needed = workspace_bytes(row, params);
+  if (needed == 0) return {};
+  if (params.workspace == nullptr || params.workspace_bytes < needed)
+    return make_status(SDPA_INVALID_ARGUMENT, "%s: workspace is %p with %" PRIu64 " bytes; this problem needs %" PRIu64,
+                       row.info.name, params.workspace, params.workspace == nullptr ? 0 : params.workspace_bytes,
+                       needed);
+  if (reinterpret_cast<uintptr_t>(params.workspace) % kWorkspaceAlignment != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "workspace is %p; it must be a multiple of %zu", params.workspace,
+                       static_cast<size_t>(kWorkspaceAlignment));
+  return {};
+}
+
+}  // namespace sdpa
