@@ -326,3 +326,14 @@ def test_problems_are_what_their_rows_say() -> None:
         problem: Problem = task.problem
         bucket: Bucket | None = bucket_of(problem, head_dims())
         assert task.bucket == bucket
+
+
+def test_rows_of_journals_from_before_capabilities_are_todays() -> None:
+    """They said with flags what a kernel takes."""
+    committed = Path(__file__).parents[2] / "benchmarks/results/tuning/2026-11-22-h200-tune-f16.jsonl"
+    rows = {row.name: row for row in read_kernels(library(Target.HOST))}
+    found = [kernel for kernel in journal.read(committed).kernels.values() if kernel.name in rows]
+    assert len({kernel.takes for kernel in found}) == 5
+    for kernel in found:
+        today = rows[kernel.name]
+        assert (kernel.takes, kernel.details) == (today.takes, today.details), kernel.name
