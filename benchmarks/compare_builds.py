@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from sdpa_cutlass import _c_api, planning
-from sdpa_cutlass._c_api import Library, load
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.call import planning
+from sdpa_cutlass.call.planning import Inputs, Options
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.measure import Settings, input_sets
 from sdpa_cutlass.cli.providers import Operands
@@ -32,7 +31,9 @@ from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.suites import SUITES, Case
 from sdpa_cutlass.cli.timing import Contestant, Timing, time_on_gpu
 from sdpa_cutlass.errors import SdpaError
-from sdpa_cutlass.planning import Inputs, Options
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.abi import Library, load
+from sdpa_cutlass.library.locate import Target
 
 FORMAT = 1
 CONTESTANTS = ("before", "after", "before_again")
@@ -41,15 +42,15 @@ CONTESTANTS = ("before", "after", "before_again")
 @contextlib.contextmanager
 def serving(library: Library) -> Iterator[None]:
     """Makes `library` the one that CUDA tensors are served by."""
-    usual = _c_api._loaded.get(Target.CUDA)
-    _c_api._loaded[Target.CUDA] = library
+    usual = abi._loaded.get(Target.CUDA)
+    abi._loaded[Target.CUDA] = library
     try:
         yield
     finally:
         if usual is None:
-            del _c_api._loaded[Target.CUDA]
+            del abi._loaded[Target.CUDA]
         else:
-            _c_api._loaded[Target.CUDA] = usual
+            abi._loaded[Target.CUDA] = usual
 
 
 def bind(

@@ -36,10 +36,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdpa_cutlass
-from sdpa_cutlass import calls, launch
-from sdpa_cutlass._c_api import Library
+from sdpa_cutlass.call import calls, launch
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
+from sdpa_cutlass.library.abi import Library
 
 FORMAT = 1
 SHAPE = (1, 8, 512, 64)  # batch, heads, sequence, head_dim

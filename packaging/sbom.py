@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sdpa_cutlass import __version__  # noqa: E402
-from sdpa_cutlass._c_api import BuildInfo, load  # noqa: E402
-from sdpa_cutlass._locate import HASHES, Target  # noqa: E402
+from sdpa_cutlass.library.abi import BuildInfo, load  # noqa: E402
+from sdpa_cutlass.library.locate import HASHES, Target  # noqa: E402
 
 _OWN_LICENSE = "BSD-3-Clause"
 _CUDA_EULA = {"license": {"name": "NVIDIA CUDA Toolkit EULA", "url": "https://docs.nvidia.com/cuda/eula/"}}

@@ -17,8 +17,9 @@ import sys
 from typing import Any
 
 import sdpa_cutlass
-from sdpa_cutlass import ArgumentError, LibraryNotFoundError, _c_api, launcher, registry
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import ArgumentError, LibraryNotFoundError
+from sdpa_cutlass.library import abi, launcher, registry
+from sdpa_cutlass.library.locate import Target
 
 _ROWS, _KEYS, _DIM = 5, 7, 64
 
@@ -68,7 +69,7 @@ def as_declared() -> str:
     assert "numpy" not in sys.modules
     launcher.module()  # raises when it is not the one of this wheel
     try:
-        cuda = _c_api.library(Target.CUDA)
+        cuda = abi.library(Target.CUDA)
     except LibraryNotFoundError:
         return "attention is right; this wheel has no library for GPUs"
     count = len(registry.read_kernels(cuda))

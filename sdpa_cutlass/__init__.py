@@ -18,9 +18,7 @@ registers nothing and replaces nothing.
 
 __version__ = "0.1.0"
 
-from .api import attention, kernels, scaled_dot_product_attention, unfused_attention
-from .attention_plan import AttentionPlan, plan
-from .checks import Layout
+from .call.checks import Layout
 from .dropout import PhiloxState, dropout_mask
 from .errors import (
     ArgumentError,
@@ -36,11 +34,13 @@ from .errors import (
     UnsupportedError,
     UntrustedLibraryError,
 )
-from .explain import Explanation, explain
+from .integrations.torch_sdpa import Usage, disable, enable, enabled
+from .library.registry import Family, KernelInfo
 from .problem import Causal, DType, MaskType, Problem
-from .registry import Family, KernelInfo
-from .torch_sdpa import Usage, disable, enable, enabled
-from .varlen import attention_varlen
+from .public.api import attention, kernels, scaled_dot_product_attention, unfused_attention
+from .public.attention_plan import AttentionPlan, plan
+from .public.explain import Explanation, explain
+from .public.varlen import attention_varlen
 
 __all__ = [
     "ArgumentError",

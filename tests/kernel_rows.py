@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.problem import DType
-from sdpa_cutlass.registry import Family, KernelInfo, Takes
 
 PLAIN = Takes.FULL | Takes.UNDROPPED
 GENERAL = (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.tiles.cover import improved, smallest_cover
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.registry import KernelInfo
 
 _TABLES = ("PLAIN_TILES", "GENERAL_TILES", "SPLIT_TILES", "UNBIASED_TILES")
 

@@ -16,10 +16,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sdpa_cutlass.choice.cost_model import estimate
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
-from sdpa_cutlass.cost_model import estimate
-from sdpa_cutlass.device import DeviceInfo
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.device import DeviceInfo
+from sdpa_cutlass.library.registry import KernelInfo
 
 LEAST_KERNELS = 3
 

@@ -1,6 +1,6 @@
 // What the host library needs of the CPU, in the words of Linux's /proc/cpuinfo. Compiled with the flags of the
 // kernels, it names what those flags allow them to use. The text is read from the file before the library is loaded
-// (sdpa_cutlass/_cpu.py), so nothing of it runs on a CPU that it was not made for.
+// (sdpa_cutlass/library/cpu_features.py), so nothing of it runs on a CPU that it was not made for.
 __attribute__((used)) static const char kNeededOfTheCpu[] =
     "sdpa_cutlass needs of the CPU:"
 #ifdef __SSE3__

@@ -14,10 +14,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import sdpa_cutlass
-from sdpa_cutlass import launcher
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.library import launcher
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
 
 if TYPE_CHECKING:
     import torch

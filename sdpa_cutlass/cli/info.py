@@ -10,9 +10,9 @@ import dataclasses
 import json
 from typing import Any
 
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import OK, inventory
 from sdpa_cutlass.cli.inventory import Inventory, LibraryFacts, Trouble, cuda_version
+from sdpa_cutlass.library.locate import Target
 
 KERNEL_COLUMNS = {
     "name": "kernel",

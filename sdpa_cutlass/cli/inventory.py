@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import sdpa_cutlass
-from sdpa_cutlass import _locate, launcher
-from sdpa_cutlass._c_api import library, load
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice.select import FORCE_VARIABLE
 from sdpa_cutlass.cli.environment import gpu_state, output_of, package_version
-from sdpa_cutlass.device import archs_serve, driver_version
 from sdpa_cutlass.errors import SdpaError
-from sdpa_cutlass.registry import read_kernels
-from sdpa_cutlass.select import FORCE_VARIABLE
+from sdpa_cutlass.library import launcher, locate
+from sdpa_cutlass.library.abi import library, load
+from sdpa_cutlass.library.device import archs_serve, driver_version
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 
 NVCC_FIX = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' nvidia-cutlass==4.2.0.0"
 NO_LAUNCHER = "not built: it needs Python's headers, and a CPython that is not free-threaded"
@@ -121,12 +121,12 @@ def take() -> Inventory:
 def launcher_facts() -> tuple[str, bool]:
     """The compiled launcher's file, or why there is none; True when it is refused, and with it every call."""
     try:
-        path, module = _locate.locate_launcher(), launcher.module()
+        path, module = locate.locate_launcher(), launcher.module()
     except SdpaError as error:
         return _first_line(str(error)) or "", True
     if path is None:
-        off = os.environ.get(_locate.LAUNCHER_VARIABLE)
-        return (f"{_locate.LAUNCHER_VARIABLE}={off}" if off else NO_LAUNCHER), False
+        off = os.environ.get(locate.LAUNCHER_VARIABLE)
+        return (f"{locate.LAUNCHER_VARIABLE}={off}" if off else NO_LAUNCHER), False
     if module is None:
         return f"not used: {path} is not for this Python and package", False
     has_exchange = launcher.exchange() is not None
@@ -136,7 +136,7 @@ def launcher_facts() -> tuple[str, bool]:
 def library_facts(target: Target) -> LibraryFacts:
     """What is known about the library for `target`."""
     try:
-        path = _locate.locate(target)
+        path = locate.locate(target)
     except sdpa_cutlass.LibraryNotFoundError as error:
         return LibraryFacts(target=target.value, error=str(error), missing=True)
     except (SdpaError, OSError) as error:
@@ -175,7 +175,7 @@ def problems(found: Inventory) -> list[Trouble]:
             what = f"the {facts.target} library is not built"
             troubles.append(Trouble(what, Target(facts.target).how_to_build))
     if found.launcher_is_refused:
-        troubles.append(Trouble(found.launcher, f"set {_locate.LAUNCHER_VARIABLE}=off to do without it"))
+        troubles.append(Trouble(found.launcher, f"set {locate.LAUNCHER_VARIABLE}=off to do without it"))
     if found.torch is None:
         what = found.torch_error or "torch is not installed"
         troubles.append(Trouble(what, "pip install 'sdpa_cutlass[torch]'"))

@@ -23,8 +23,8 @@ from sdpa_cutlass.cli.conditions import PHILOX, Conditions
 from sdpa_cutlass.cli.inputs import QKV
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.library.registry import Family
 from sdpa_cutlass.problem import Causal
-from sdpa_cutlass.registry import Family
 
 if TYPE_CHECKING:
     import torch

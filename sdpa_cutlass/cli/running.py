@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import FAILED, OK, CommandError, inputs, results, suites, summary
 from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ A general kernel is several functions, one for each kind of mask: see `symbols`.
 
 from __future__ import annotations
 
+from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.machine_code.mix import Mix
-from sdpa_cutlass.registry import KernelInfo
 
 _MMA_M, _MMA_N, _MMA_K = 16, 8, 16
 _LDMATRIX = 16  # rows and columns of one ldmatrix.x4

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.machine_code import expected
 from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.machine_code.occupancy import SMS, occupancy
-from sdpa_cutlass.registry import Family, KernelInfo
 
 ARCH = 89
 COMMAND = "python -m sdpa_cutlass profile --static --write-gates tests/build/sass_gates.md"

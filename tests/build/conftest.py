@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_cutlass._c_api import Library, Target, load
+from sdpa_cutlass.library.abi import Library, Target, load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILTERED = "release_filtered"  # the space of a library that `make cuda CUDA_KERNELS=...` built

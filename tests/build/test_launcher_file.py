@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdpa_cutlass import __version__
-from sdpa_cutlass._locate import LAUNCHER
+from sdpa_cutlass.library.locate import LAUNCHER
 
 from .conftest import REPOSITORY, load_script
 

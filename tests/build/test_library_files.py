@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from sdpa_cutlass._c_api import Library, Target
-from sdpa_cutlass.registry import Takes, read_kernels
+from sdpa_cutlass.library.abi import Library, Target
+from sdpa_cutlass.library.registry import Takes, read_kernels
 
 from .conftest import manifest_of
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass._c_api import Library, Target, load
+from sdpa_cutlass.library.abi import Library, Target, load
 from sdpa_cutlass.machine_code import expected, gates, kernels, tools
 from sdpa_cutlass.machine_code.kernels import KernelCode
-from sdpa_cutlass.registry import KernelInfo, read_kernels
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 
 from .conftest import FILTERED, LIBRARIES, built
 

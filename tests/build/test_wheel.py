@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sdpa_cutlass import __version__
-from sdpa_cutlass._locate import HASHES, LAUNCHER, Target
+from sdpa_cutlass.library.locate import HASHES, LAUNCHER, Target
 
 from .conftest import LIBRARIES, REPOSITORY, built, load_script
 

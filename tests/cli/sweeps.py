@@ -10,15 +10,15 @@ from typing import Any
 from rich.console import Console
 
 from sdpa_cutlass import KernelInfo
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice.tuned_table import HeadDims
 from sdpa_cutlass.cli import make_parser
 from sdpa_cutlass.cli.tuning import command, journal, sweep, tasks
 from sdpa_cutlass.cli.tuning.journal import Journal, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.registry import read_kernels
-from sdpa_cutlass.tuned_table import HeadDims
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 
 ENV = {
     "gpu": None,

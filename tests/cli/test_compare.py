@@ -247,7 +247,7 @@ def test_missing_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(tmp_path / "absent.so"))
-    monkeypatch.setattr("sdpa_cutlass._c_api._loaded", {})
+    monkeypatch.setattr("sdpa_cutlass.library.abi._loaded", {})
     assert main(["compare", "--device", "cpu"]) == 2
     assert "make host" in capsys.readouterr().err
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _c_api, _locate, launcher
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import info, inventory, main
 from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts
+from sdpa_cutlass.library import abi, launcher, locate
+from sdpa_cutlass.library.locate import Target
 
 HOST = LibraryFacts(
     target="host", path="/lib/host.so", version="0.1.0", digest="d" * 64, space="release", archs="",
@@ -90,7 +90,7 @@ def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
     assert inventory.launcher_facts() == ("SDPA_CUTLASS_LAUNCHER=off", False)
     monkeypatch.delenv("SDPA_CUTLASS_LAUNCHER")
-    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "package" / "_locate.py"))
+    monkeypatch.setattr(locate, "__file__", str(tmp_path / "package" / "library" / "locate.py"))
     assert inventory.launcher_facts() == (inventory.NO_LAUNCHER, False)
     (tmp_path / "package").mkdir(mode=0o755)
     (tmp_path / "CMakeLists.txt").touch()
@@ -106,7 +106,7 @@ def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_a_refused_launcher_leaves_the_facts_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDPA_CUTLASS_LAUNCHER", "no")
     monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
-    monkeypatch.setattr(_c_api, "_loaded", {})
+    monkeypatch.setattr(abi, "_loaded", {})
     assert inventory.library_facts(Target.HOST).error is None
 
 
@@ -181,7 +181,7 @@ def test_libraries_missing_or_broken(
     tmp_path.chmod(0o755)
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(garbage))
     monkeypatch.setenv("SDPA_CUTLASS_LIBRARY", str(tmp_path / "absent.so"))
-    monkeypatch.setattr("sdpa_cutlass._c_api._loaded", {})
+    monkeypatch.setattr("sdpa_cutlass.library.abi._loaded", {})
     assert main(["info", "--kernels"]) == 0
     text = capsys.readouterr().out
     assert f"{garbage} cannot be loaded" in text

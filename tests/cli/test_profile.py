@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from generator.families import FAMILIES
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli import FAILED, OK, USAGE, main
 from sdpa_cutlass.cli.profiling import child, command, ncu, static
 from sdpa_cutlass.cli.profiling.problems import ShapeError, Task, parse_shape
 from sdpa_cutlass.errors import LibraryNotFoundError
+from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.machine_code import expected, kernels, tools
 from sdpa_cutlass.problem import Causal
 

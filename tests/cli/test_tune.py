@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import explain, tuned_lookup
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import explain
+from sdpa_cutlass.choice import tuned_lookup
+from sdpa_cutlass.choice.tuned_table import from_json, misfit, to_json
 from sdpa_cutlass.cli import CommandError, main
 from sdpa_cutlass.cli.tuning import command, derive, journal, sweep
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.registry import read_kernels
-from sdpa_cutlass.tuned_table import from_json, misfit, to_json
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 from tests.cli.sweeps import FakeMeasurer, host_tasks, made_up_us, options, run_tune, swept
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import Problem, select
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import Problem
+from sdpa_cutlass.choice import select
+from sdpa_cutlass.choice.tuned_table import Bucket, HeadDims, Nearest, bucket_of, from_json
 from sdpa_cutlass.cli import CommandError
 from sdpa_cutlass.cli.tuning import command, journal, sweep, tasks
 from sdpa_cutlass.cli.tuning.journal import JournalError
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.registry import read_kernels
-from sdpa_cutlass.tuned_table import Bucket, HeadDims, Nearest, bucket_of, from_json
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 from tests.cli.sweeps import FakeMeasurer, fresh_journal, host_tasks, options, run_tune, swept
 from tests.library.tuned_tables import row, table
 

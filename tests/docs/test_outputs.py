@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from generator.families import FAMILIES
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.errors import LibraryNotFoundError
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 from sdpa_cutlass.machine_code import gates, kernels, tools
-from sdpa_cutlass.registry import read_kernels
 
 from .outputs import block, commands, refresh
 

@@ -18,11 +18,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.errors import SdpaError
-from sdpa_cutlass.registry import KernelInfo, read_kernels
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 from tests.gpu_report import report
 from tests.gpu_report.context import named
 from tests.gpu_report.jobs import Runner, run_all, run_process

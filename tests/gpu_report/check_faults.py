@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from sdpa_cutlass import checks
+from sdpa_cutlass.call import checks
+from sdpa_cutlass.call.launch import Plan, library_for, make_params
 from sdpa_cutlass.errors import LaunchError
-from sdpa_cutlass.launch import Plan, library_for, make_params
 from tests.gpu_report import planted
 from tests.gpu_report.context import Context, check
 from tests.gpu_report.launching import Launch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.registry import KernelInfo
 from tests.gpu_report.context import Context, check
 from tests.gpu_report.launching import Launch, same_bits
 from tests.gpu_report.memory import memory_of

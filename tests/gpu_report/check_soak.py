@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
+from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal
-from sdpa_cutlass.registry import Family, KernelInfo
 from tests.gpu_report.context import Context, check
 from tests.kernels.general import Case
 from tests.kernels.general_numerics import case_violations, check_case, expected

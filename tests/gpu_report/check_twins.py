@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import torch
 
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.registry import KernelInfo, read_kernels
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 from tests.gpu_report.context import Context, check
 from tests.gpu_report.on_device import DeviceLaunch, case_on
 from tests.gpu_report.problems import odd_cases

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sdpa_cutlass._c_api import Library, library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.registry import KernelInfo, read_kernels
+from sdpa_cutlass.library.abi import Library, library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 
 MOST_FAILURES = 20  # with their text; more are only counted
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.registry import KernelInfo
 from tests.gpu_report import planted, sanitizer
 from tests.gpu_report.jobs import Ended, Job, log_text
 

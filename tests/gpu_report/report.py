@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from sdpa_cutlass._c_api import Library
 from sdpa_cutlass.cli.environment import gpu_state
 from sdpa_cutlass.errors import DriverError
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.abi import Library
+from sdpa_cutlass.library.registry import KernelInfo
 from tests.gpu_report.parts import FAILED, Outcome, as_json
 
 SCHEMA = 1

@@ -12,10 +12,10 @@ import numpy
 import pytest
 import torch
 
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.api import kernels
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal
-from sdpa_cutlass.registry import Family, KernelInfo
+from sdpa_cutlass.public.api import kernels
 from tests.gpu_report import check_memory, check_repeats, check_soak, check_twins
 from tests.gpu_report.context import Context
 from tests.gpu_report.launching import Launch

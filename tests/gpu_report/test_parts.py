@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.api import kernels, library_for
 from sdpa_cutlass.errors import DriverError
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.public.api import kernels, library_for
 from tests.gpu_report import __main__ as main_module
 from tests.gpu_report import report, sanitizer
 from tests.gpu_report.jobs import Ended, Job, run_all, run_process

@@ -20,11 +20,11 @@ from collections.abc import Callable, Generator
 import pytest
 import torch
 
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.api import kernels
 from sdpa_cutlass.errors import HostCheckError, LibraryError
-from sdpa_cutlass.registry import Family, KernelInfo
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.public.api import kernels
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import MASK_DTYPES, mask_dtypes

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import torch
 
-from sdpa_cutlass._c_api import MAX_TILES, Params
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.api import kernels
 from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.library.abi import MAX_TILES, Params
+from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.problem import Causal
+from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import mask_dtypes, random_mask

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sdpa_cutlass import checks
-from sdpa_cutlass._c_api import Library
-from sdpa_cutlass.api import library_for
-from sdpa_cutlass.launch import Plan, make_params
+from sdpa_cutlass.call import checks
+from sdpa_cutlass.call.launch import Plan, make_params
+from sdpa_cutlass.choice.select import refusal
+from sdpa_cutlass.library.abi import Library
+from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.problem import Causal, DType
-from sdpa_cutlass.registry import KernelInfo
-from sdpa_cutlass.select import refusal
+from sdpa_cutlass.public.api import library_for
 
 HOST_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 0  # 0: all cores
 TORCH_DTYPES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}

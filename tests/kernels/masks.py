@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.problem import MaskType
-from sdpa_cutlass.registry import KernelInfo
 
 MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 BIAS_DTYPES = MASK_DTYPES[1:]

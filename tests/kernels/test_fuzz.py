@@ -16,11 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.api import kernels
 from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.problem import Causal
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdpa_cutlass.api import kernels
 from sdpa_cutlass.problem import Causal
+from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, random_qkv
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel

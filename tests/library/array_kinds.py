@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdpa_cutlass import array_view
+from sdpa_cutlass.arrays import array_view
 
 without_torch = pytest.mark.usefixtures("_without_torch")
 """Arrays find no torch; the tensors of a test are for comparison only."""

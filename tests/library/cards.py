@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import DeviceInfo
+from sdpa_cutlass.library.device import DeviceInfo
+from sdpa_cutlass.library.locate import Target
 
 
 def made_card(name: str, capability: tuple[int, int], sms: int, mma_flops_per_clock: int) -> DeviceInfo:

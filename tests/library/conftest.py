@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass import call_table, calls, launch, launcher, torch_sdpa, varlen
-from sdpa_cutlass.plan_cache import Plans
+from sdpa_cutlass.call import call_table, calls, launch
+from sdpa_cutlass.call.plan_cache import Plans
+from sdpa_cutlass.integrations import torch_sdpa
+from sdpa_cutlass.library import launcher
+from sdpa_cutlass.public import varlen
 from tests.library.torch_calls import ORIGINAL
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sdpa_cutlass import launcher
-from sdpa_cutlass._c_api import Addresses
+from sdpa_cutlass.library import launcher
+from sdpa_cutlass.library.abi import Addresses
 from tests.library.reference import rand
 
 SHAPE = (1, 2, 9, 64)

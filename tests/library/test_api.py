@@ -10,19 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import sdpa_cutlass
-from sdpa_cutlass import (
-    Causal,
-    Family,
-    attention,
-    calls,
-    planning,
-    scaled_dot_product_attention,
-    select,
-    unfused_attention,
-)
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import Causal, Family, attention, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass.call import calls, planning
+from sdpa_cutlass.choice import select
 from sdpa_cutlass.errors import NoKernelError
-from sdpa_cutlass.registry import KernelInfo
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo
 from tests.library.reference import torchs_attention
 
 Rand = Callable[..., torch.Tensor]

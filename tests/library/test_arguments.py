@@ -11,8 +11,8 @@ import torch
 
 import sdpa_cutlass
 from sdpa_cutlass import attention, scaled_dot_product_attention, unfused_attention
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import DeviceInfo, archs_serve, check_can_serve
+from sdpa_cutlass.library.device import DeviceInfo, archs_serve, check_can_serve
+from sdpa_cutlass.library.locate import Target
 
 
 def half(*shape: int) -> torch.Tensor:
@@ -362,9 +362,9 @@ def test_which_gpus_a_build_serves(archs: str, capability: tuple[int, int], serv
 def test_a_gpu_that_cannot_run_the_library_is_refused(
     monkeypatch: pytest.MonkeyPatch, driver: int | None, capability: tuple[int, int], message: str
 ) -> None:
-    monkeypatch.setattr("sdpa_cutlass.device.driver_version", lambda: driver)
-    target = sdpa_cutlass.api.Target.CUDA
-    build = sdpa_cutlass._c_api.BuildInfo(
+    monkeypatch.setattr("sdpa_cutlass.library.device.driver_version", lambda: driver)
+    target = sdpa_cutlass.public.api.Target.CUDA
+    build = sdpa_cutlass.library.abi.BuildInfo(
         version="", target=target, digest="", space="", archs="89", sanitizers="",
         cuda_runtime_version=13000, cutlass_version=420,
     )  # fmt: skip

@@ -16,18 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from sdpa_cutlass import (
-    _c_api,
-    attention,
-    kernels,
-    select,
-)
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import HOST
+from sdpa_cutlass import attention, kernels
+from sdpa_cutlass.call.launch import make_params
+from sdpa_cutlass.choice import select
 from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError
-from sdpa_cutlass.launch import make_params
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family
 from sdpa_cutlass.problem import DType, Problem
-from sdpa_cutlass.registry import Family
 from tests.library.array_kinds import (
     ALL_KINDS,
     DLPackOnly,
@@ -237,7 +234,7 @@ def test_memory_is_kept_until_the_call_returns(
     monkeypatch: pytest.MonkeyPatch, max_version: tuple[int, int] | None
 ) -> None:
     arrays = [Temporary(tensor.numpy(), max_version) for tensor in (Q, K, K)]
-    library = _c_api.library(Target.HOST)
+    library = abi.library(Target.HOST)
     launch = library.launch_function
     seen: list[bool] = []
 
@@ -266,7 +263,7 @@ def test_no_kernel_needs_a_workspace(way: str, monkeypatch: pytest.MonkeyPatch) 
     name = split if way == "named" else None
     if way == "forced":
         monkeypatch.setattr(select, "forced_pattern", lambda: split)
-    library = _c_api.library(Target.HOST)
+    library = abi.library(Target.HOST)
     problem = Problem(
         dtype=DType.F16, batch=1, num_heads_q=2, num_heads_kv=1, seqlen_q=1, seqlen_k=2048, head_dim=64
     )

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import attention, planning, scaled_dot_product_attention, unfused_attention
-from sdpa_cutlass.arrays import as_tensor
+from sdpa_cutlass import attention, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass.arrays.tensors import as_tensor
+from sdpa_cutlass.call import planning
 from sdpa_cutlass.errors import ArgumentTypeError
 from tests.library.array_kinds import KINDS, CudaInterfaceOnly, DLPackOnly
 

@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_cutlass import (
-    _c_api,
-    attention,
-    plan,
-    unfused_attention,
-)
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import attention, plan, unfused_attention
 from sdpa_cutlass.errors import ArgumentError, SdpaError, UnsupportedError
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.locate import Target
 from tests.library.array_kinds import (
     Broken,
     CudaDLPack,
@@ -145,7 +141,7 @@ DEEP = {"key": array(2, 3, 2, 11, 64), "value": array(2, 3, 2, 11, 64)}  # two b
 def test_refused(
     change: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_c_api.library(Target.HOST), "launch_function", None)
+    monkeypatch.setattr(abi.library(Target.HOST), "launch_function", None)
     arrays = {"query": Q.numpy(), "key": K.numpy(), "value": K.numpy(), "out": array(*Q.shape)} | change
     with pytest.raises(error, match=message) as found:
         attention(arrays.pop("query"), arrays.pop("key"), arrays.pop("value"), **arrays)

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import (
-    _c_api,
-    array_calls,
-    array_view,
-    attention,
-)
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import HOST
+from sdpa_cutlass import attention
+from sdpa_cutlass.arrays import array_view
+from sdpa_cutlass.call import array_calls
 from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
 from tests.library.array_kinds import (
     CudaDLPack,
     CudaInterfaceOnly,
@@ -52,7 +50,7 @@ class Recorded:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """The host library stands in for the GPU's."""
     found = Recorded()
-    library = _c_api.library(Target.HOST)
+    library = abi.library(Target.HOST)
     launch = library.launch_function
 
     def launched(index: int, params: Any, device: int, stream: Any) -> int:
@@ -61,8 +59,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
     monkeypatch.setattr(library, "launch_function", launched)
     monkeypatch.setattr(array_calls, "library_for", lambda tensor: (library, HOST))
-    monkeypatch.setattr("sdpa_cutlass.array_view.pointer_device", lambda address: 0)
-    monkeypatch.setattr("sdpa_cutlass.array_view.wait_for", lambda *asked: found.waits.append(asked))
+    monkeypatch.setattr("sdpa_cutlass.arrays.array_view.pointer_device", lambda address: 0)
+    monkeypatch.setattr("sdpa_cutlass.arrays.array_view.wait_for", lambda *asked: found.waits.append(asked))
     return found
 
 

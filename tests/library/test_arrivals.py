@@ -20,7 +20,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sdpa_cutlass import attention, attention_varlen, calls, launch, plan, varlen
+from sdpa_cutlass import attention, attention_varlen, plan
+from sdpa_cutlass.call import calls, launch
+from sdpa_cutlass.public import varlen
 from tests.host_compiler import compiler, include_flags
 from tests.library.reference import decoding, expect_close, rand, softmax_lse, torchs_attention
 
@@ -150,8 +152,8 @@ def test_nothing_of_a_fake_tensor_mode_is_kept(is_split: bool, options: dict[str
 FAILED_LAUNCHES = """
 import ctypes, os, resource, signal, torch, sdpa_cutlass
 from sdpa_cutlass import HostCheckError, attention, plan
-from sdpa_cutlass._c_api import MAX_TILES, Params, library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.library.abi import MAX_TILES, Params, library
+from sdpa_cutlass.library.locate import Target
 
 def tensors():
     return [torch.randn(1, heads, rows, 64).half() for heads, rows in ((8, 2), (2, 3000), (2, 3000))]
@@ -167,7 +169,7 @@ assert planned.num_splits > 1
 counters = torch.zeros(MAX_TILES, dtype=torch.int32)
 
 def with_own_counters():
-    params = sdpa_cutlass.launch.make_params(planned.problem, 0.125, *given, out, None)
+    params = sdpa_cutlass.call.launch.make_params(planned.problem, 0.125, *given, out, None)
     params.num_splits, params.workspace_bytes = planned.num_splits, planned.workspace_bytes
     room, params.workspace = planned._make_workspace(out, 0)
     params.split_arrivals = counters.data_ptr()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdpa_cutlass import attention, calls, checks, extras, planning, scaled_dot_product_attention
-from sdpa_cutlass.checks import canonical_operands
+from sdpa_cutlass import attention, scaled_dot_product_attention
+from sdpa_cutlass.call import calls, checks, extras, planning
+from sdpa_cutlass.call.checks import canonical_operands
 from tests.library.reference import expect_close, rand, softmax_lse, torchs_attention
 
 BATCH, HEADS, ROWS, KEYS = 2, 4, 33, 50

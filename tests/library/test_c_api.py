@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from generator.core.kernel import Op, Takes
-from sdpa_cutlass import _c_api, cost_model, registry
+from sdpa_cutlass.choice import cost_model
+from sdpa_cutlass.library import abi, registry
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -21,7 +22,7 @@ _TYPES = {
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "const char *": ctypes.c_char_p,
-    "const sdpa_detail *": ctypes.POINTER(_c_api.Detail),
+    "const sdpa_detail *": ctypes.POINTER(abi.Detail),
     "const void *": ctypes.c_void_p,
     "const uint64_t *": ctypes.c_void_p,
     "const int32_t *": ctypes.c_void_p,
@@ -31,20 +32,20 @@ _TYPES = {
     "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
     "void": None,
-    "const sdpa_params *": ctypes.POINTER(_c_api.Params),
-    "const sdpa_addresses *": ctypes.POINTER(_c_api.Addresses),
+    "const sdpa_params *": ctypes.POINTER(abi.Params),
+    "const sdpa_addresses *": ctypes.POINTER(abi.Addresses),
     "sdpa_plan *": ctypes.c_void_p,
     "const sdpa_plan *": ctypes.c_void_p,
     "sdpa_plan **": ctypes.POINTER(ctypes.c_void_p),
-    "sdpa_kernel_info *": ctypes.POINTER(_c_api.RawKernelInfo),
-    "sdpa_build_info *": ctypes.POINTER(_c_api.RawBuildInfo),
+    "sdpa_kernel_info *": ctypes.POINTER(abi.RawKernelInfo),
+    "sdpa_build_info *": ctypes.POINTER(abi.RawBuildInfo),
 }
 STRUCTS = {
-    "sdpa_params": _c_api.Params,
-    "sdpa_addresses": _c_api.Addresses,
-    "sdpa_detail": _c_api.Detail,
-    "sdpa_kernel_info": _c_api.RawKernelInfo,
-    "sdpa_build_info": _c_api.RawBuildInfo,
+    "sdpa_params": abi.Params,
+    "sdpa_addresses": abi.Addresses,
+    "sdpa_detail": abi.Detail,
+    "sdpa_kernel_info": abi.RawKernelInfo,
+    "sdpa_build_info": abi.RawBuildInfo,
 }
 
 
@@ -75,26 +76,26 @@ def test_every_function_is_declared_alike() -> None:
     ):
         kinds = () if arguments == "void" else tuple(_declaration(text)[0] for text in arguments.split(","))
         declared[name] = (_TYPES[result.strip()], kinds)
-    assert declared == _c_api.FUNCTIONS
+    assert declared == abi.FUNCTIONS
 
 
 def test_constants() -> None:
     constants = dict(re.findall(r"(SDPA_\w+) = (\d)", _code()))
     names = ("OK", "INVALID_ARGUMENT", "NOT_SUPPORTED", "CUDA_ERROR", "HOST_CHECK")
-    assert [int(constants[f"SDPA_{name}"]) for name in names] == [getattr(_c_api, name) for name in names]
+    assert [int(constants[f"SDPA_{name}"]) for name in names] == [getattr(abi, name) for name in names]
     assert [constants[f"SDPA_DTYPE_{name}"] for name in ("F16", "BF16")] == ["0", "1"]
     assert [constants[f"SDPA_BUILT_FOR_{name}"] for name in ("CUDA", "HOST")] == ["0", "1"]
     version = re.search(r"#define SDPA_ABI_VERSION (\d+)", _code())
     assert version
-    assert int(version[1]) == _c_api.ABI_VERSION
+    assert int(version[1]) == abi.ABI_VERSION
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
-    assert int(tiles[1]) == _c_api.MAX_TILES == cost_model._MAX_SPLIT_TILES
+    assert int(tiles[1]) == abi.MAX_TILES == cost_model._MAX_SPLIT_TILES
 
 
 def test_every_status_but_ok_has_an_error() -> None:
     statuses = {int(value) for value in re.findall(r"SDPA_(?!DTYPE|BUILT|MASK)\w+ = (\d)", _code())}
-    assert set(_c_api._ERRORS) == statuses - {_c_api.OK}
+    assert set(abi._ERRORS) == statuses - {abi.OK}
 
 
 @pytest.mark.parametrize("words", [registry.Takes, Takes], ids=["the package's", "the generator's"])

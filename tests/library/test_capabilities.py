@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from sdpa_cutlass import Causal, MaskType
-from sdpa_cutlass._c_api import Library, Params, library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice.select import mismatches, needs
+from sdpa_cutlass.library.abi import Library, Params, library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes, dtype_code, mask_code, read_kernels
 from sdpa_cutlass.problem import DType, Problem
-from sdpa_cutlass.registry import Family, KernelInfo, Takes, dtype_code, mask_code, read_kernels
-from sdpa_cutlass.select import mismatches, needs
 
 ADDRESS = 1 << 20
 PLAIN = Problem(dtype=DType.F16, batch=2, num_heads_q=2, num_heads_kv=1, seqlen_q=9, seqlen_k=9, head_dim=64)

@@ -11,25 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import (
-    Causal,
-    DType,
-    Family,
-    KernelInfo,
-    MaskType,
-    Problem,
-    attention,
-    cost_model,
-    kernels,
-    select,
-)
-from sdpa_cutlass._c_api import Library, Params, library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.cost_model import MODELS, estimate, model_of
-from sdpa_cutlass.device import HOST, DeviceInfo
+from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, attention, kernels
+from sdpa_cutlass.call.launch import make_params
+from sdpa_cutlass.choice import cost_model, select
+from sdpa_cutlass.choice.cost_model import MODELS, estimate, model_of
+from sdpa_cutlass.choice.visible_keys import CausalRows, floor_sum
 from sdpa_cutlass.errors import ArgumentTypeError, LibraryMismatchError, NoKernelError
-from sdpa_cutlass.launch import make_params
-from sdpa_cutlass.visible_keys import CausalRows, floor_sum
+from sdpa_cutlass.library.abi import Library, Params, library
+from sdpa_cutlass.library.device import HOST, DeviceInfo
+from sdpa_cutlass.library.locate import Target
 from tests.library.cards import made_card
 
 L4, H200 = made_card("L4", (8, 9), 58, 1024), made_card("H200", (9, 0), 132, 2580)

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import (
-    ArgumentError,
-    UnsupportedError,
-    attention,
-    attention_varlen,
-    call_table,
-)
+from sdpa_cutlass import ArgumentError, UnsupportedError, attention, attention_varlen
 from sdpa_cutlass import scaled_dot_product_attention as sdpa
+from sdpa_cutlass.call import call_table
 from tests.library.launchers import SHAPE, qkv
 from tests.library.reference import rand
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import sdpa_cutlass.torch_ops  # noqa: F401  registers the operators
+import sdpa_cutlass.integrations.torch_ops  # noqa: F401  registers the operators
 from sdpa_cutlass import (
     AttentionPlan,
     SdpaError,

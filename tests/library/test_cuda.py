@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import PhiloxState, attention, attention_varlen, unfused_attention
-from sdpa_cutlass.device import cuda_device, driver_version
+from sdpa_cutlass.library.device import cuda_device, driver_version
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import DriverError, device
+from sdpa_cutlass import DriverError
+from sdpa_cutlass.library import device
 from tests.library.fake_driver import CUresult, FakeDriver
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,7 @@ def test_without_cuda_python() -> None:
     """The package imports without it; what needs a GPU says what is missing."""
     code = (
         "import sys; sys.modules['cuda'] = sys.modules['cuda.bindings'] = None\n"
-        "from sdpa_cutlass import device\n"
+        "from sdpa_cutlass.library import device\n"
         "print(device.driver_version())\n"
         "try: device.cuda_device(0)\n"
         "except device.DriverError as error: print(error)"

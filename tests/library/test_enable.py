@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
-from sdpa_cutlass import api, torch_sdpa
 from sdpa_cutlass.errors import ArgumentError, LaunchError, LibraryNotFoundError
+from sdpa_cutlass.integrations import torch_sdpa
+from sdpa_cutlass.public import api
 from tests.library.torch_calls import ORIGINAL, close, half
 from tests.library.torch_features import HAS_ENABLE_GQA
 

@@ -17,7 +17,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 from torch.overrides import TorchFunctionMode
 
 import sdpa_cutlass
-from sdpa_cutlass import torch_sdpa
+from sdpa_cutlass.integrations import torch_sdpa
 from tests.library.torch_calls import ORIGINAL, close, half
 
 pytestmark = pytest.mark.usefixtures("_torch_is_left_as_found")

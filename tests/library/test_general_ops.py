@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import sdpa_cutlass.torch_ops  # noqa: F401  registers the operators
+import sdpa_cutlass.integrations.torch_ops  # noqa: F401  registers the operators
 from sdpa_cutlass import PhiloxState, attention, attention_varlen, scaled_dot_product_attention
 from tests.library.reference import rand
 

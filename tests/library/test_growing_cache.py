@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import attention, attention_varlen, call_table, calls, plan_cache, planning, varlen
+from sdpa_cutlass import attention, attention_varlen
+from sdpa_cutlass.call import call_table, calls, plan_cache, planning
+from sdpa_cutlass.public import varlen
 from tests.library.reference import rand
 
 HOT = 7  # keys of the signature that is used in every step

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import sdpa_cutlass
-from sdpa_cutlass import attention, planning, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass import attention, scaled_dot_product_attention, unfused_attention
+from sdpa_cutlass.call import planning
 from tests.library.reference import expect_close, rand, softmax_lse, torchs_attention
 
 HEAD_DIMS = [

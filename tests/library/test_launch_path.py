@@ -19,15 +19,13 @@ from sdpa_cutlass import (
     UnsupportedError,
     attention,
     attention_varlen,
-    calls,
-    launch,
     plan,
-    planning,
     scaled_dot_product_attention,
 )
-from sdpa_cutlass._c_api import Addresses, Params
+from sdpa_cutlass.call import calls, launch, planning
+from sdpa_cutlass.call.extras import Extras
 from sdpa_cutlass.errors import ArgumentTypeError
-from sdpa_cutlass.extras import Extras
+from sdpa_cutlass.library.abi import Addresses, Params
 from tests.library.reference import rand
 
 pytestmark = pytest.mark.usefixtures("_call_path")

@@ -22,18 +22,14 @@ from sdpa_cutlass import (
     HostCheckError,
     LibraryMismatchError,
     UntrustedLibraryError,
-    _c_api,
-    _locate,
     attention,
-    call_table,
-    calls,
     enabled,
-    launch,
-    launcher,
     plan,
     unfused_attention,
 )
-from sdpa_cutlass._c_api import Addresses
+from sdpa_cutlass.call import call_table, calls, launch
+from sdpa_cutlass.library import abi, launcher, locate
+from sdpa_cutlass.library.abi import Addresses
 from tests.library.launchers import PLAN, SHAPE, Recorder, Subclass, qkv
 from tests.library.reference import rand
 
@@ -240,7 +236,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 def test_it_can_be_left_out() -> None:
     code = (
         "import torch, sdpa_cutlass\n"
-        "from sdpa_cutlass import call_table, launcher\n"
+        "from sdpa_cutlass.call import call_table; from sdpa_cutlass.library import launcher\n"
         "q = torch.ones(1, 1, 4, 64).half()\n"
         "for _ in range(3): sdpa_cutlass.attention(q, q, q)\n"
         "print(launcher.is_used(), call_table.table)"
@@ -251,7 +247,7 @@ def test_it_can_be_left_out() -> None:
 
 _REFUSED = """
 import torch, sdpa_cutlass
-from sdpa_cutlass import _c_api
+from sdpa_cutlass.library import abi
 q = torch.randn(1, 2, 9, 64).half()
 out = torch.full_like(q, float("nan"))
 packed, lengths = torch.randn(9, 2, 64).half(), torch.tensor([0, 9], dtype=torch.int32)
@@ -268,7 +264,7 @@ for call in (
 ):
     try: call()
     except sdpa_cutlass.SdpaError as error: print(type(error).__name__, error)
-print("kernel ran:", bool(out.isfinite().any()), "library loaded:", bool(_c_api._loaded))
+print("kernel ran:", bool(out.isfinite().any()), "library loaded:", bool(abi._loaded))
 """
 
 
@@ -286,8 +282,8 @@ def test_a_launcher_that_is_refused_is_told_before_a_kernel_runs(
     def refuse() -> None:
         raise UntrustedLibraryError("the launcher")
 
-    monkeypatch.setattr(_c_api, "_loaded", {})
-    monkeypatch.setattr(_locate, "locate_launcher", refuse)
+    monkeypatch.setattr(abi, "_loaded", {})
+    monkeypatch.setattr(locate, "locate_launcher", refuse)
     monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
     launched: list[object] = []
     monkeypatch.setattr(launch.Plan, "launch_at", lambda *arguments: launched.append(arguments))
@@ -303,23 +299,23 @@ def test_a_launcher_that_is_refused_is_told_before_a_kernel_runs(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A copy of the launcher as a package has it, listed in libraries.json."""
-    source = _locate.locate_launcher()
+    source = locate.locate_launcher()
     assert source is not None
     package = tmp_path / "sdpa_cutlass"
     package.mkdir(mode=0o755)
-    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
-    copy = package / _locate.LAUNCHER
+    monkeypatch.setattr(locate, "__file__", str(package / "library" / "locate.py"))
+    copy = package / locate.LAUNCHER
     shutil.copyfile(source, copy)
     copy.chmod(0o644)
     digest = hashlib.sha256(copy.read_bytes()).hexdigest()
-    (package / _locate.HASHES).write_text(json.dumps({copy.name: digest}))
+    (package / locate.HASHES).write_text(json.dumps({copy.name: digest}))
     return copy
 
 
 def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _locate.locate_launcher() == installed
+    assert locate.locate_launcher() == installed
     found = launcher.module.__wrapped__()
     assert found is not None
     assert found.__file__ == str(installed)
@@ -334,12 +330,12 @@ def test_an_installed_launcher_is_found_and_is_the_one_that_was_built(
     installed.write_bytes(b"another one")
     installed.chmod(0o644)
     with pytest.raises(LibraryMismatchError, match="SDPA_CUTLASS_LAUNCHER=off"):
-        _locate.locate_launcher()
-    installed.with_name(_locate.HASHES).unlink()
+        locate.locate_launcher()
+    installed.with_name(locate.HASHES).unlink()
     with pytest.raises(LibraryMismatchError, match=r"libraries\.json.*SDPA_CUTLASS_LAUNCHER=off"):
-        _locate.locate_launcher()
+        locate.locate_launcher()
     installed.unlink()
-    assert _locate.locate_launcher() is None
+    assert locate.locate_launcher() is None
 
 
 def test_a_launcher_that_anyone_can_write_is_refused(installed: Path) -> None:

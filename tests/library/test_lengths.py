@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdpa_cutlass import attention, attention_varlen, calls, dropout_mask, planning, varlen
+from sdpa_cutlass import attention, attention_varlen, dropout_mask
+from sdpa_cutlass.call import calls, planning
+from sdpa_cutlass.public import varlen
 from tests.library.reference import expect_close, rand, torchs_attention
 
 ROWS, KEYS = 40, 70

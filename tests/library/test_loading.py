@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 import sdpa_cutlass
-from sdpa_cutlass import _c_api, _locate
-from sdpa_cutlass._locate import Target
 from sdpa_cutlass.errors import (
     ArgumentError,
     HostCheckError,
@@ -23,6 +21,8 @@ from sdpa_cutlass.errors import (
     LibraryNotFoundError,
     UnsupportedError,
 )
+from sdpa_cutlass.library import abi, locate
+from sdpa_cutlass.library.locate import Target
 
 ROOT = Path(__file__).parents[2]
 Build = Callable[..., Path]
@@ -46,7 +46,7 @@ def build_fake(tmp_path: Path) -> Build:
 
 
 def test_a_fitting_library_loads(build_fake: Build) -> None:
-    library = _c_api.load(build_fake(), Target.HOST)
+    library = abi.load(build_fake(), Target.HOST)
     assert library.build.version == sdpa_cutlass.__version__
     assert library.build.target is Target.HOST
     assert library.build.cutlass_version == 420
@@ -54,14 +54,14 @@ def test_a_fitting_library_loads(build_fake: Build) -> None:
 
 
 def test_statuses_become_errors(build_fake: Build) -> None:
-    library = _c_api.load(build_fake(), Target.HOST)
+    library = abi.load(build_fake(), Target.HOST)
     with pytest.raises(ArgumentError, match="the fake's reason"):
         library.kernel_info(0)
     with pytest.raises(UnsupportedError, match="the fake's reason"):
         library.occupancy(0, 0)
     with pytest.raises(HostCheckError, match="the fake's reason"):
         library.host_configure()
-    assert library.refusal(0, _c_api.Params()) == "the fake's reason"
+    assert library.refusal(0, abi.Params()) == "the fake's reason"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_library_that_does_not_fit_is_refused(
 ) -> None:
     path = build_fake(**macros)
     with pytest.raises(LibraryMismatchError, match=message) as caught:
-        _c_api.load(path, Target.HOST)
+        abi.load(path, Target.HOST)
     assert str(path) in str(caught.value)
     assert "make host" in str(caught.value)
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "libfake.so"
     path.write_text("not a library")
     with pytest.raises(LibraryError, match="cannot be loaded"):
-        _c_api.load(path, Target.HOST)
+        abi.load(path, Target.HOST)
 
 
 def test_a_missing_library_lists_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_missing_library_lists_what_was_tried(monkeypatch: pytest.MonkeyPatch,
     package = tmp_path / "checkout" / "sdpa_cutlass"
     package.mkdir(parents=True)
     (package.parent / "CMakeLists.txt").touch()
-    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
+    monkeypatch.setattr(locate, "__file__", str(package / "library" / "locate.py"))
     with pytest.raises(LibraryNotFoundError) as caught:
-        _locate.locate(Target.CUDA)
+        locate.locate(Target.CUDA)
     message = str(caught.value)
     assert str(package / "libsdpa_cutlass.so") in message
     assert str(package.parent / "build" / "lib" / "libsdpa_cutlass.so") in message
@@ -111,8 +111,8 @@ def test_an_installed_package_looks_only_into_its_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SDPA_CUTLASS_LIBRARY", raising=False)
-    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "sdpa_cutlass" / "_locate.py"))
-    assert _locate.candidates(Target.CUDA) == [tmp_path / "sdpa_cutlass" / "libsdpa_cutlass.so"]
+    monkeypatch.setattr(locate, "__file__", str(tmp_path / "sdpa_cutlass" / "library" / "locate.py"))
+    assert locate.candidates(Target.CUDA) == [tmp_path / "sdpa_cutlass" / "libsdpa_cutlass.so"]
 
 
 def test_the_package_folder_comes_before_the_build_folder(
@@ -120,22 +120,22 @@ def test_the_package_folder_comes_before_the_build_folder(
 ) -> None:
     monkeypatch.delenv("SDPA_CUTLASS_HOST_LIBRARY", raising=False)
     (tmp_path / "CMakeLists.txt").touch()
-    monkeypatch.setattr(_locate, "__file__", str(tmp_path / "sdpa_cutlass" / "_locate.py"))
+    monkeypatch.setattr(locate, "__file__", str(tmp_path / "sdpa_cutlass" / "library" / "locate.py"))
     for folder in (tmp_path / "sdpa_cutlass", tmp_path / "build" / "lib"):
         folder.mkdir(parents=True, mode=0o755)
         (folder / Target.HOST.file_name).touch(mode=0o644)
-    assert _locate.locate(Target.HOST).parent == tmp_path / "sdpa_cutlass"
+    assert locate.locate(Target.HOST).parent == tmp_path / "sdpa_cutlass"
 
 
 def test_the_environment_variable_stands_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wrong path is an error, not a reason to take another library."""
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(tmp_path / "absent.so"))
     with pytest.raises(LibraryNotFoundError, match=r"absent\.so: not there"):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
     present = tmp_path / "present.so"
     present.touch(mode=0o644)
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(present))
-    assert _locate.locate(Target.HOST) == present.resolve()
+    assert locate.locate(Target.HOST) == present.resolve()
 
 
 def test_a_relative_path_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_relative_path_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", "libx.so")
     with pytest.raises(LibraryNotFoundError, match="absolute path"):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
 
 
 @pytest.fixture
@@ -152,17 +152,17 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("SDPA_CUTLASS_HOST_LIBRARY", raising=False)
     package = tmp_path / "sdpa_cutlass"
     package.mkdir(mode=0o755)
-    monkeypatch.setattr(_locate, "__file__", str(package / "_locate.py"))
+    monkeypatch.setattr(locate, "__file__", str(package / "library" / "locate.py"))
     library = package / Target.HOST.file_name
     library.write_bytes(b"the library")
     library.chmod(0o644)
     digest = hashlib.sha256(b"the library").hexdigest()
-    (package / _locate.HASHES).write_text(json.dumps({library.name: digest}))
+    (package / locate.HASHES).write_text(json.dumps({library.name: digest}))
     return library
 
 
 def test_an_installed_library_is_the_one_that_was_built(installed: Path) -> None:
-    assert _locate.locate(Target.HOST) == installed
+    assert locate.locate(Target.HOST) == installed
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_a_library_of_another_build_is_refused_before_it_is_loaded(
     if listed is None:
         installed.write_bytes(b"another one")
     elif listed == "absent":
-        installed.with_name(_locate.HASHES).unlink()
+        installed.with_name(locate.HASHES).unlink()
     else:
-        installed.with_name(_locate.HASHES).write_text(listed)
+        installed.with_name(locate.HASHES).write_text(listed)
     with pytest.raises(LibraryMismatchError, match=message):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(installed))  # asked for by name
-    assert _locate.locate(Target.HOST) == installed
+    assert locate.locate(Target.HOST) == installed
 
 
 def test_a_link_in_an_installed_package_leads_to_the_library_that_was_built(
@@ -197,26 +197,26 @@ def test_a_link_in_an_installed_package_leads_to_the_library_that_was_built(
     cached = tmp_path / "cached"
     installed.rename(cached)
     installed.symlink_to(cached)
-    assert _locate.locate(Target.HOST) == cached
+    assert locate.locate(Target.HOST) == cached
     cached.write_bytes(b"another one")
     with pytest.raises(LibraryMismatchError, match="of another build"):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
 
 
 def test_a_checkout_needs_no_list_and_obeys_one(installed: Path) -> None:
     (installed.parents[1] / "CMakeLists.txt").touch()
     installed.write_bytes(b"built again")
     with pytest.raises(LibraryMismatchError, match="of another build"):
-        _locate.locate(Target.HOST)
-    installed.with_name(_locate.HASHES).unlink()
-    assert _locate.locate(Target.HOST) == installed
+        locate.locate(Target.HOST)
+    installed.with_name(locate.HASHES).unlink()
+    assert locate.locate(Target.HOST) == installed
 
 
 def test_threads_share_one_library(monkeypatch: pytest.MonkeyPatch, build_fake: Build) -> None:
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(build_fake()))
-    monkeypatch.setattr(_c_api, "_loaded", {})
+    monkeypatch.setattr(abi, "_loaded", {})
     found = []
-    threads = [threading.Thread(target=lambda: found.append(_c_api.library(Target.HOST))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(abi.library(Target.HOST))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -227,8 +227,8 @@ def test_threads_share_one_library(monkeypatch: pytest.MonkeyPatch, build_fake: 
 
 def test_import_needs_neither_torch_nor_a_library() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; import sdpa_cutlass; from sdpa_cutlass import _c_api\n"
-        "assert not _c_api._loaded and 'cuda' not in sys.modules and 'numpy' not in sys.modules\n"
+        "import sys; sys.modules['torch'] = None; import sdpa_cutlass; from sdpa_cutlass.library import abi\n"
+        "assert not abi._loaded and 'cuda' not in sys.modules and 'numpy' not in sys.modules\n"
         "try: sdpa_cutlass.attention(1, 2, 3)\n"
         "except TypeError as error: print(error)"
     )

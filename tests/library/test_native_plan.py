@@ -7,11 +7,13 @@ import ctypes
 import pytest
 import torch
 
-from sdpa_cutlass import UnsupportedError, _c_api, attention, launch
-from sdpa_cutlass._c_api import INVALID_ARGUMENT, OK, Addresses, Library, NativePlan, Params
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import UnsupportedError, attention
+from sdpa_cutlass.call import launch
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.abi import INVALID_ARGUMENT, OK, Addresses, Library, NativePlan, Params
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family, KernelInfo, read_kernels
 from sdpa_cutlass.problem import DType, Problem
-from sdpa_cutlass.registry import Family, KernelInfo, read_kernels
 from tests.library.reference import rand
 
 SHAPE = (1, 2, 33, 64)
@@ -50,7 +52,7 @@ def is_fit(row: KernelInfo) -> bool:
 
 @pytest.fixture
 def call() -> Call:
-    return Call(_c_api.library(Target.HOST))
+    return Call(abi.library(Target.HOST))
 
 
 def test_a_plan_is_launched_again_and_again(call: Call) -> None:
@@ -107,7 +109,7 @@ def test_wrong_addresses_are_refused_by_name(
 
 
 def test_softmax_lse_is_given_as_when_the_plan_was_made() -> None:
-    call = Call(_c_api.library(Target.HOST), has_lse=True)
+    call = Call(abi.library(Target.HOST), has_lse=True)
     assert call.status() == OK
     assert call.lse.any()
     call.addresses.softmax_lse = None

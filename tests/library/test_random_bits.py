@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import PhiloxState, attention, dropout_mask, rng, scaled_dot_product_attention
+from sdpa_cutlass import PhiloxState, attention, dropout_mask, scaled_dot_product_attention
+from sdpa_cutlass.call import rng
 from tests.library.reference import expect_close, rand, softmax_lse
 
 STATE = PhiloxState(0x0123456789ABCDEF, 2**64 - 4)

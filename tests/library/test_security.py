@@ -108,10 +108,8 @@ def test_the_scanner_lets_through() -> None:
 
 @pytest.mark.parametrize("path", [*RUN_TIME, *BUILD_TIME], ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_file_does_what_it_must_not(path: Path) -> None:
-    allowed = {
-        "_c_api.py": ["loads a library: ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)"],
-    }
-    expected = allowed.get(path.name, []) if path.parent == ROOT / "sdpa_cutlass" else []
+    loads = ["loads a library: ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)"]
+    expected = loads if path == ROOT / "sdpa_cutlass/library/abi.py" else []
     assert findings(path.read_text(encoding="utf-8")) == expected
 
 
@@ -175,11 +173,11 @@ def test_the_working_directory_and_search_path_are_never_looked_at(tmp_path: Pat
         for name in ("libsdpa_cutlass.so", "libsdpa_cutlass_host.so", "libsdpa_cutlass_host"):
             (folder / name).write_text("a trap")
     code = (
-        "from sdpa_cutlass import _locate\n"
-        "for target in _locate.Target:\n"
-        "    for place in _locate.candidates(target): print(place)\n"
-        "from sdpa_cutlass._c_api import library\n"
-        "print(library(_locate.Target.HOST).path)\n"
+        "from sdpa_cutlass.library import locate\n"
+        "for target in locate.Target:\n"
+        "    for place in locate.candidates(target): print(place)\n"
+        "from sdpa_cutlass.library.abi import library\n"
+        "print(library(locate.Target.HOST).path)\n"
     )
     done = run_python(
         code, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}"
@@ -200,7 +198,7 @@ def test_calls_run_nothing_and_talk_to_nobody(tmp_path: Path) -> None:
     code = f"""
 import sys, torch
 import sdpa_cutlass
-from sdpa_cutlass import torch_sdpa
+from sdpa_cutlass.integrations import torch_sdpa
 seen = []
 sys.addaudithook(lambda event, arguments: seen.append(event) if event.startswith({WATCHED!r}) else None)
 q = torch.randn(2, 2, 33, 64).half()

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.cost_model import estimate
-from sdpa_cutlass.device import HOST, DeviceInfo
-from sdpa_cutlass.registry import Takes
-from sdpa_cutlass.select import mismatches
-from sdpa_cutlass.visible_keys import visible_scores
+from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.select import mismatches
+from sdpa_cutlass.choice.visible_keys import visible_scores
+from sdpa_cutlass.library.device import HOST, DeviceInfo
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Takes
 from tests.kernel_rows import GENERAL, UNBIASED, dropping, kernel_row
 
 H200 = DeviceInfo(

@@ -21,12 +21,12 @@ from sdpa_cutlass import (
     kernels,
     scaled_dot_product_attention,
 )
-from sdpa_cutlass._c_api import MAX_TILES, library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.select import mismatches, ranking
 from sdpa_cutlass.cli.suites import SUITES, Case
-from sdpa_cutlass.cost_model import estimate
-from sdpa_cutlass.device import HOST, DeviceInfo
-from sdpa_cutlass.select import mismatches, ranking
+from sdpa_cutlass.library.abi import MAX_TILES, library
+from sdpa_cutlass.library.device import HOST, DeviceInfo
+from sdpa_cutlass.library.locate import Target
 from tests.library.cards import made_card
 from tests.library.reference import expect_close, rand, torchs_attention
 

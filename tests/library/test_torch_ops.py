@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import sdpa_cutlass.torch_ops  # noqa: F401  registers the operators
+import sdpa_cutlass.integrations.torch_ops  # noqa: F401  registers the operators
 from sdpa_cutlass import Causal, attention, scaled_dot_product_attention, unfused_attention
 from sdpa_cutlass.errors import UnsupportedError
 
@@ -273,7 +273,7 @@ q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
 original = torch.nn.functional.scaled_dot_product_attention
 if "eager" in sys.argv:
     sdpa_cutlass.attention(q, q, q)
-    assert "sdpa_cutlass.torch_ops" not in sys.modules
+    assert "sdpa_cutlass.integrations.torch_ops" not in sys.modules
     assert not hasattr(torch.ops.sdpa_cutlass, "attention_forward")
 torch.compile(lambda q: sdpa_cutlass.attention(q, q, q), fullgraph=True, backend="eager")(q)
 assert hasattr(torch.ops.sdpa_cutlass, "attention_forward")

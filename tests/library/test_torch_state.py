@@ -10,7 +10,7 @@ import torch
 import torch.autograd.forward_ad as fw
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import sdpa_cutlass.torch_ops  # noqa: F401  registers the operators
+import sdpa_cutlass.integrations.torch_ops  # noqa: F401  registers the operators
 from sdpa_cutlass import (
     ArgumentError,
     UnsupportedError,

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sdpa_cutlass import ArgumentError, LibraryError, UntrustedLibraryError, _locate, _trust
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass import ArgumentError, LibraryError, UntrustedLibraryError
+from sdpa_cutlass.library import locate, trust
+from sdpa_cutlass.library.locate import Target
 
 GROUP = os.getegid()
 
@@ -29,13 +30,13 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path.touch()
     path.chmod(0o644)
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(path))
-    assert _locate.locate(Target.HOST) == path
+    assert locate.locate(Target.HOST) == path
     return path
 
 
 def refused(match: str) -> str:
     with pytest.raises(UntrustedLibraryError, match=match) as caught:
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
     return str(caught.value)
 
 
@@ -89,16 +90,16 @@ def test_root_may_own_it(library: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     for place in (library, *library.parents):
         _give(place, 0, monkeypatch)
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
     _give(library, 4321, monkeypatch)
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
 
 
 def test_in_a_folder_with_the_sticky_bit_only_owners_count(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.parent.chmod(0o1777)
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
     _give(library, 12345, monkeypatch)
     refused("owner 12345")
 
@@ -138,7 +139,7 @@ def test_a_group_may_write_when_nobody_else_is_in_it(
     found = place(library)
     found.chmod(0o775)
     if who is None:
-        assert _locate.locate(Target.HOST) == library
+        assert locate.locate(Target.HOST) == library
     else:
         refused(f"{found} has mode 0775, so .*{who}.* can write to it")
 
@@ -147,7 +148,7 @@ def test_an_access_control_list_may_name_anybody(library: Path, monkeypatch: pyt
     monkeypatch.setattr(pwd, "getpwall", list)
     monkeypatch.setattr(grp, "getgrgid", lambda asked: SimpleNamespace(gr_mem=[]))
     library.chmod(0o664)
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
     monkeypatch.setattr(os, "getxattr", lambda place, name: b"\2", raising=False)
     refused("whoever its access control list names can write")
 
@@ -164,7 +165,7 @@ def test_every_link_of_a_chain_is_looked_at(
     (folders[1] / "libx.so").symlink_to(third / "libx.so")
     (folders[0] / "libx.so").symlink_to("../second/libx.so")
     monkeypatch.setenv("SDPA_CUTLASS_HOST_LIBRARY", str(folders[0] / "libx.so"))
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
     for folder in folders:
         folder.chmod(0o777)
         refused(f"{folder} has mode 0777, so anyone can write to it")
@@ -173,7 +174,7 @@ def test_every_link_of_a_chain_is_looked_at(
         with monkeypatch.context() as owned:
             _give(link, 12345, owned)
             refused(f"{link} has mode .*, so its owner 12345")
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
 
 
 def test_a_way_of_endless_links_is_an_error_of_ours(tmp_path: Path) -> None:
@@ -182,9 +183,9 @@ def test_a_way_of_endless_links_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "end").touch(mode=0o644)
     for link, target in zip(links, [*links[1:], tmp_path / "end"], strict=True):
         link.symlink_to(target)
-    assert _trust.check(links[1]) == tmp_path / "end"
+    assert trust.check(links[1]) == tmp_path / "end"
     with pytest.raises(LibraryError, match=r"cannot be looked at: .*symbolic links"):
-        _trust.check(links[0])
+        trust.check(links[0])
 
 
 def test_permissions_can_be_ignored_where_they_cannot_hold(
@@ -193,10 +194,10 @@ def test_permissions_can_be_ignored_where_they_cannot_hold(
     library.parent.chmod(0o777)
     refused("anyone")
     monkeypatch.setenv("SDPA_CUTLASS_PERMISSIONS", "ignore")
-    assert _locate.locate(Target.HOST) == library
+    assert locate.locate(Target.HOST) == library
     monkeypatch.setenv("SDPA_CUTLASS_PERMISSIONS", "1")
     with pytest.raises(ArgumentError, match="PERMISSIONS is '1'; allowed is 'ignore', or nothing"):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)
 
 
 def test_a_place_that_cannot_be_looked_at_is_an_error_of_ours(
@@ -208,7 +209,7 @@ def test_a_place_that_cannot_be_looked_at_is_an_error_of_ours(
     with monkeypatch.context() as closed:
         closed.setattr(Path, "lstat", refuse)
         with pytest.raises(LibraryError, match=r"cannot be looked at: .*Permission denied"):
-            _locate.locate(Target.HOST)
+            locate.locate(Target.HOST)
     monkeypatch.setattr(Path, "is_file", refuse)
     with pytest.raises(LibraryError, match=r"libx\.so: Permission denied"):
-        _locate.locate(Target.HOST)
+        locate.locate(Target.HOST)

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdpa_cutlass import Causal, DType, MaskType, kernels
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.tuned_lookup import read
-from sdpa_cutlass.tuned_table import (
+from sdpa_cutlass.choice.tuned_lookup import read
+from sdpa_cutlass.choice.tuned_table import (
     ENOUGH_KEYS,
     ENOUGH_ROWS,
     KINDS,
@@ -26,6 +24,8 @@ from sdpa_cutlass.tuned_table import (
     misfit,
     to_json,
 )
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
 from tests.library.tuned_tables import PROBLEM, bucket, document, edited, head_dims, row, table
 
 

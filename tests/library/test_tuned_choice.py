@@ -14,26 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import (
-    Causal,
-    DType,
-    Explanation,
-    Family,
-    Problem,
-    explain,
-    kernels,
-    plan,
-    select,
-    tuned_lookup,
-)
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.tuned_lookup import TABLE_VARIABLE, file_stem, find, read, tables_for
-from sdpa_cutlass.tuned_table import MAX_BYTES, misfit, to_json
+from sdpa_cutlass import Causal, DType, Explanation, Family, Problem, explain, kernels, plan
+from sdpa_cutlass.choice import select, tuned_lookup
+from sdpa_cutlass.choice.tuned_lookup import TABLE_VARIABLE, file_stem, find, read, tables_for
+from sdpa_cutlass.choice.tuned_table import MAX_BYTES, misfit, to_json
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
 from tests.library.tuned_tables import H200, PROBLEM, bucket, edited, forget, row, slowest, table
 
-SHIPPED = sorted(Path(tuned_lookup.__file__).with_name("tuned").glob("*.json"))
+SHIPPED = sorted((Path(tuned_lookup.__file__).parents[1] / "tuned").glob("*.json"))
 
 
 @pytest.fixture(autouse=True)

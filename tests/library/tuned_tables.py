@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sdpa_cutlass import DType, Family, KernelInfo, Problem, kernels, select, tuned_lookup
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import HOST, DeviceInfo
-from sdpa_cutlass.tuned_table import Bucket, HeadDims, TunedRow, TunedTable, bucket_of, to_json
+from sdpa_cutlass import DType, Family, KernelInfo, Problem, kernels
+from sdpa_cutlass.choice import select, tuned_lookup
+from sdpa_cutlass.choice.tuned_table import Bucket, HeadDims, TunedRow, TunedTable, bucket_of, to_json
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST, DeviceInfo
+from sdpa_cutlass.library.locate import Target
 
 PROBLEM = Problem(
     dtype=DType.F16, batch=1, num_heads_q=2, num_heads_kv=2, seqlen_q=128, seqlen_k=128, head_dim=64

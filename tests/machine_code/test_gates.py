@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from sdpa_cutlass.library.registry import KernelInfo, Takes
 from sdpa_cutlass.machine_code import expected, gates
 from sdpa_cutlass.machine_code.kernels import KernelCode, LoopCode
 from sdpa_cutlass.machine_code.mix import Mix
-from sdpa_cutlass.registry import KernelInfo, Takes
 from tests.kernel_rows import GENERAL, SPLIT, dropping, kernel_row
 
 INFO = kernel_row("fmha_fwd_sm89_d64_m64n64_s1_w4_f16")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import models
-from sdpa_cutlass import api
+from sdpa_cutlass.public import api
 
 SMALL = ("--device", "cpu", "--small", "--dtype", "f16", "--encoder", "none")
 

@@ -20,7 +20,7 @@ from generator.core.render import Sources, render
 from generator.core.space import Space
 from generator.families import FAMILIES
 from sdpa_cutlass import __version__
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.library.locate import Target
 from tests.host_compiler import OBSERVED_FLAGS, compiler, include_flags, vector_flags
 from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
 from tests.source_lines import FLAGS as LINES_FLAGS

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.library.locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
 from tests.source_lines import with_lines
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sdpa_cutlass import _c_api
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.library import abi
+from sdpa_cutlass.library.locate import Target
 from tests.mutation.model import ROOT
 
 PACKAGE = "sdpa_cutlass"
@@ -38,7 +38,7 @@ MUTANTS = (
     PythonMutant(
         name="flash_operator_is_top_left",
         defect="is_causal of the flash operator is taken for that of F.scaled_dot_product_attention",
-        file="flash_impl.py",
+        file="integrations/flash_impl.py",
         old="causal=Causal.BOTTOM_RIGHT if is_causal",
         new="causal=Causal.TOP_LEFT if is_causal",
         tests="tests/library/test_mappings.py::test_row[cpu-flash_is_causal]",
@@ -46,7 +46,7 @@ MUTANTS = (
     PythonMutant(
         name="nested_tensors_are_asked_for_their_shape",
         defect="strided nested tensors reach the checks of sizes",
-        file="torch_refusals.py",
+        file="integrations/torch_refusals.py",
         old='return "nested tensor"',
         new="pass",
         tests="tests/library/test_enable_edges.py::test_strided_nested_tensors_are_torchs",
@@ -54,7 +54,7 @@ MUTANTS = (
     PythonMutant(
         name="named_backends_are_ignored",
         defect="sdpa_kernel(...) does not keep a call from this library",
-        file="torch_sdpa.py",
+        file="integrations/torch_sdpa.py",
         old="if names_backends():",
         new="if False:",
         tests="tests/library/test_enable_edges.py::test_backends_that_are_named_are_torchs",
@@ -79,7 +79,7 @@ def test_the_defect_is_found(mutant: PythonMutant, tmp_path: Path) -> None:
 
 def _run(place: Path, tests: str) -> int:
     """pytest's exit status of `tests` in the copy at `place`."""
-    library = str(_c_api.library(Target.HOST).path)
+    library = str(abi.library(Target.HOST).path)
     environment = {**os.environ, Target.HOST.environment_variable: library, "SDPA_CUTLASS_LAUNCHER": "off"}
     command = [sys.executable, "-m", "pytest", "-q", "--device", "cpu", "-p", "no:cacheprovider", tests]
     return subprocess.run(command, cwd=place, env=environment, stdout=subprocess.DEVNULL).returncode

@@ -19,14 +19,14 @@ from benchmarks.tiles.__main__ import main
 from generator.families import FAMILIES
 from generator.families.fmha_fwd.config import FmhaTile
 from sdpa_cutlass import KernelInfo
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice.cost_model import estimate
 from sdpa_cutlass.cli.tuning import derive, sweep
 from sdpa_cutlass.cli.tuning.journal import Journal, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
-from sdpa_cutlass.cost_model import estimate
-from sdpa_cutlass.device import HOST
-from sdpa_cutlass.registry import read_kernels
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 from tests.cli.sweeps import FakeMeasurer, fresh_journal, host_tasks, swept
 
 SETS = st.dictionaries(
@@ -281,5 +281,5 @@ def test_predictions_are_made_by_the_model_as_it_is_now(
     """Without the library: a journal is enough to fit constants to."""
     found = swept(tmp_path, d64_tasks(), Predicted(1.0))
     before = judged(found).scale
-    monkeypatch.setattr("sdpa_cutlass.cost_model._LAUNCH_CYCLES", 15000)
+    monkeypatch.setattr("sdpa_cutlass.choice.cost_model._LAUNCH_CYCLES", 15000)
     assert judged(found).scale > 1.2 * before

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import flash_impl, torch_sdpa
 from sdpa_cutlass.errors import UnsupportedError
+from sdpa_cutlass.integrations import flash_impl, torch_sdpa
 from tests.torch_suite.records import Mode, read
 
 

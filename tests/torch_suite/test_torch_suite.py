@@ -36,10 +36,10 @@ class TestSDPACPU(unittest.TestCase):
         time.sleep(30)
 
     def test_wants_torchs_own(self):
-        assert attention.__module__ != "sdpa_cutlass.torch_sdpa"
+        assert attention.__module__ != "sdpa_cutlass.integrations.torch_sdpa"
 
     def test_ends_the_process(self):
-        if attention.__module__ == "sdpa_cutlass.torch_sdpa":
+        if attention.__module__ == "sdpa_cutlass.integrations.torch_sdpa":
             os._exit(7)
 """
 

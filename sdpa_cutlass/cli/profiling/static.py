@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass._c_api import library
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import mma_flops_per_clock
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import mma_flops_per_clock
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 from sdpa_cutlass.machine_code import gates, kernels
 from sdpa_cutlass.machine_code.kernels import KernelCode, LoopCode
 from sdpa_cutlass.machine_code.occupancy import SMS, occupancy
-from sdpa_cutlass.registry import KernelInfo, read_kernels
 
 FUSED = "fmha_fwd_*"
 ARCHS = (86, 89, 90)

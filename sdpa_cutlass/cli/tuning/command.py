@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass import tuned_lookup, tuned_table
-from sdpa_cutlass._c_api import Library, library
-from sdpa_cutlass._locate import Target
+from sdpa_cutlass.choice import tuned_lookup, tuned_table
+from sdpa_cutlass.choice.tuned_table import HeadDims
 from sdpa_cutlass.cli import FAILED, OK, CommandError
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.tuning import derive, journal, show
-from sdpa_cutlass.device import DeviceInfo, check_can_serve, cuda_device
 from sdpa_cutlass.errors import SdpaError
-from sdpa_cutlass.registry import KernelInfo, read_kernels
-from sdpa_cutlass.tuned_table import HeadDims
+from sdpa_cutlass.library.abi import Library, library
+from sdpa_cutlass.library.device import DeviceInfo, check_can_serve, cuda_device
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import KernelInfo, read_kernels
 
 if TYPE_CHECKING:
     import torch

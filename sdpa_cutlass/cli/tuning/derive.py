@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.select import order
+from sdpa_cutlass.choice.tuned_table import CHECK_PASSED, Bucket, TunedRow, TunedTable
 from sdpa_cutlass.cli.tuning.journal import Entry, Journal, Measured
-from sdpa_cutlass.cost_model import estimate
-from sdpa_cutlass.device import DeviceInfo
+from sdpa_cutlass.library.device import DeviceInfo
+from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.problem import Problem
-from sdpa_cutlass.registry import KernelInfo
-from sdpa_cutlass.select import order
-from sdpa_cutlass.tuned_table import CHECK_PASSED, Bucket, TunedRow, TunedTable
 
 _NANO = 1e9
 

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass._locate import Target
-from sdpa_cutlass.device import DeviceInfo
+from sdpa_cutlass.choice.tuned_table import Bucket, bucket_record, check_splits, parse_bucket
+from sdpa_cutlass.library.device import DeviceInfo
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
-from sdpa_cutlass.registry import Family, KernelInfo, Takes
-from sdpa_cutlass.tuned_table import Bucket, bucket_record, check_splits, parse_bucket
 
 FORMAT = 1
 OK = "ok"

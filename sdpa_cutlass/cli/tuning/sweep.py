@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sdpa_cutlass._c_api import Library
+from sdpa_cutlass.choice.select import order, ranking
 from sdpa_cutlass.cli import measure as measuring
 from sdpa_cutlass.cli import providers
 from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
@@ -22,9 +22,9 @@ from sdpa_cutlass.cli.providers import OwnCall, describe_failure
 from sdpa_cutlass.cli.timing import Contestant, Timing, time_on_cpu, time_on_gpu
 from sdpa_cutlass.cli.tuning.journal import Entry, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
-from sdpa_cutlass.device import DeviceInfo
-from sdpa_cutlass.registry import Family, KernelInfo
-from sdpa_cutlass.select import order, ranking
+from sdpa_cutlass.library.abi import Library
+from sdpa_cutlass.library.device import DeviceInfo
+from sdpa_cutlass.library.registry import Family, KernelInfo
 
 if TYPE_CHECKING:
     import torch

@@ -17,11 +17,11 @@ import dataclasses
 import fnmatch
 from collections.abc import Iterable, Sequence
 
+from sdpa_cutlass.choice.tuned_table import ENOUGH_ROWS, Bucket, HeadDims, bucket_of
 from sdpa_cutlass.cli import suites
 from sdpa_cutlass.cli.suites import P_DROPOUT, Case
 from sdpa_cutlass.cli.tuning.arguments import GRID
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
-from sdpa_cutlass.tuned_table import ENOUGH_ROWS, Bucket, HeadDims, bucket_of
 
 FIRST_SUITES = ("mission", "small")
 USUAL_HEAD_DIMS = (64, 128, 80, 96, 32)

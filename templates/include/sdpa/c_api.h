@@ -4,7 +4,7 @@
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
  *
  * Every kernel of the library is a row of one registry, whatever its family; a row is named by its index, found by
- * its name. Nothing here picks a kernel: callers read the rows and choose (sdpa_cutlass/select.py does).
+ * its name. Nothing here picks a kernel: callers read the rows and choose (sdpa_cutlass/choice/select.py does).
  * Every function that can fail returns an sdpa_status; sdpa_last_error() explains the calling thread's last failure.
  * All pointers are device pointers in the CUDA library and ordinary ones in the host library. Every launch can be
  * captured in a CUDA graph. Device memory is allocated for split_arrivals alone: 1 MiB a time, at most 16 a device.

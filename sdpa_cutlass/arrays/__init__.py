@@ -1,0 +1,1 @@
+"""Memory of other libraries' arrays, read in place."""

@@ -1,0 +1,393 @@
+"""Argument checks and canonical form: tensors as torch accepts them → 4-D tensors as the kernels take them.
+
+Canonical: q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], one device, f16 or bf16; and, once they
+are loadable, last stride 1, head dimensions, addresses and the other strides multiples of 16 bytes. Ranks
+from 2 up, broadcast leading dimensions and [B, S, H, D] become views; what cannot be a view (a misaligned
+address or stride, a strided last dimension, a head_dim that is no multiple of 8) becomes a copy. Every error
+names argument, value and what is allowed. Nothing here knows about kernels or libraries; results are in
+outputs.py, masks and lengths in extras.py.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ..arrays.tensors import is_tensor
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..problem import Causal, DType, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from .extras import Extras
+
+_DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
+_ALIGNMENT = 16  # bytes that one load moves
+_ELEMENTS = _ALIGNMENT // 2
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+class Layout(str, Enum):
+    """The order of dimensions of query, key, value and out: [B, H, S, D] or [B, S, H, D]."""
+
+    BHSD = "bhsd"
+    BSHD = "bshd"
+
+    __hash__ = str.__hash__
+
+    @property
+    def heads_dim(self) -> int:
+        """The dimension that counts heads."""
+        return -3 if self is Layout.BHSD else -2
+
+    @property
+    def seqlen_dim(self) -> int:
+        """The dimension that counts rows."""
+        return -2 if self is Layout.BHSD else -3
+
+    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` [..., H, S, D] in this order, or one in this order as [..., H, S, D]."""
+        return tensor if self is Layout.BHSD else tensor.transpose(-3, -2)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """q, k and v as [B, H, S, D]; the other fields say how the caller wrote them."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    batch_shape: tuple[int, ...]
+    rank: int
+    layout: Layout = Layout.BHSD
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.value.shape[3]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result as the caller sees it."""
+        _, heads, rows, _ = self.query.shape
+        sizes = (heads, rows) if self.layout is Layout.BHSD else (rows, heads)
+        return (*self.batch_shape, *sizes, self.head_dim_v)[-self.rank :]
+
+    def restore(self, out: torch.Tensor) -> torch.Tensor:
+        """A result [B, Hq, Sq, Dv] as the caller sees it."""
+        return self.restore_lse(self.layout.swapped(out))
+
+    def restore_lse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A result [B, Hq, ...] with the caller's dimensions in place of B, and of Hq below rank 3."""
+        if self.rank == 4:
+            return tensor
+        if self.rank > 4:
+            return tensor.reshape(*self.batch_shape, *tensor.shape[1:])
+        return tensor[(0,) * (4 - self.rank)]
+
+    def canonical_out(self, out: torch.Tensor) -> torch.Tensor:
+        """The caller's output as a 4-D view. Raises ArgumentError when its strides allow none."""
+        if self.rank <= 4:
+            return self.layout.swapped(_at_least_rank(out, 4))
+        try:
+            return self.layout.swapped(out.view(math.prod(self.batch_shape), *out.shape[-3:]))
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"out has strides {out.stride()}; its batch dimensions must merge into one"
+            ) from error
+
+
+def canonical_operands(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    enable_gqa: bool,
+    allow_meta: bool = False,
+    layout: Layout = Layout.BHSD,
+) -> Operands:
+    """Checks q, k and v and gives them four dimensions, as views wherever strides allow it.
+
+    Sizes may be symbolic, and with `allow_meta` the tensors may be without data: tracing comes here too.
+    """
+    tensors = {"query": query, "key": key, "value": value}
+    _check_types(tensors, ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda"), layout)
+    q, k, v = query, key, value
+    head_dim, rows = q.shape[-1], layout.seqlen_dim
+    if k.shape[-1] != head_dim:
+        raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
+    if k.shape[rows] != v.shape[rows]:
+        raise ArgumentError(f"value has seqlen {v.shape[rows]} (dimension {rows}); key has {k.shape[rows]}")
+    rank = max(q.dim(), k.dim(), v.dim())
+    if not allow_meta and (found := _operands_of_rank_4(tensors, enable_gqa=enable_gqa, layout=layout)):
+        return found
+    padded = [layout.swapped(_at_least_rank(tensor, max(rank, 4))) for tensor in (q, k, v)]
+    batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
+    heads_q, heads_kv = _broadcast_heads(
+        *(tensor.shape[-3] for tensor in padded), enable_gqa=enable_gqa, dim=layout.heads_dim
+    )
+
+    def four_dimensional(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+        shape = (*batch_shape, heads, *tensor.shape[-2:])
+        if tensor.shape != shape:
+            tensor = tensor.expand(shape)
+        return tensor if rank <= 4 else tensor.reshape(math.prod(batch_shape), *shape[-3:])
+
+    shaped = [four_dimensional(*pair) for pair in zip(padded, (heads_q, heads_kv, heads_kv), strict=True)]
+    for tensor in shaped:
+        for size in tensor.shape:  # not max(): comparing symbolic sizes with each other would specialise
+            if size > _INT32_MAX:
+                raise ArgumentError(f"a dimension of {size} is longer than the largest allowed, {_INT32_MAX}")
+    return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank, layout)
+
+
+def _operands_of_rank_4(
+    tensors: dict[str, torch.Tensor], *, enable_gqa: bool, layout: Layout
+) -> Operands | None:
+    """What most calls come to, in a third of the time: nothing to broadcast, and no size too long."""
+    if any(tensor.dim() != 4 for tensor in tensors.values()):
+        return None
+    q, k, v = map(layout.swapped, tensors.values())
+    (batch, heads_q), (batch_k, heads_kv), (batch_v, heads_v) = q.shape[:2], k.shape[:2], v.shape[:2]
+    is_grouped = enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0
+    agree = batch == batch_k == batch_v and heads_kv == heads_v and (is_grouped or heads_q == heads_kv)
+    is_short = max(*q.shape, *k.shape, *v.shape) <= _INT32_MAX
+    return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
+
+
+def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None = None) -> Problem:
+    """Sizes, dtype and mask of canonical operands, whose head dimensions count as they are once loadable."""
+    batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
+    _, num_heads_kv, seqlen_k, head_dim_v = operands.value.shape
+    return Problem(
+        dtype=_DTYPES[dtype_name(operands.query)],
+        batch=batch,
+        num_heads_q=num_heads_q,
+        num_heads_kv=num_heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        head_dim=_padded(head_dim),
+        causal=causal,
+        head_dim_v=_padded(head_dim_v),
+        mask=extras.mask_type if extras else None,
+        has_dropout=extras is not None and extras.p_dropout > 0,
+        has_lengths=extras is not None and extras.has_lengths,
+    )
+
+
+def is_loadable(tensor: torch.Tensor) -> bool:
+    """True when kernels can load `tensor` as it is, 16 bytes at a time."""
+    head_dim = tensor.shape[-1]
+    return head_dim == _padded(head_dim) and misalignment(tensor) is None
+
+
+def loadable(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself when it is loadable, else a contiguous copy.
+
+    In the copy, a head_dim that is no multiple of 8 is filled up with zeros to the next one.
+    """
+    if is_loadable(tensor):
+        return tensor
+    head_dim = tensor.shape[-1]
+    copy = tensor.new_empty((*tensor.shape[:-1], _padded(head_dim)))
+    copy[..., :head_dim] = tensor
+    copy[..., head_dim:] = 0
+    return copy
+
+
+def kernel_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
+    batches, heads, rows, dense = tensor.shape
+    batch, head, row, _ = tensor.stride()
+    row = row if rows > 1 else dense
+    dense = max(dense, row * rows)
+    head = head if heads > 1 else dense
+    dense = max(dense, head * heads)
+    return (batch if batches > 1 else dense), head, row
+
+
+def causal_alignment(causal: object) -> Causal | None:
+    """`causal` as the enum. Raises ArgumentError for anything but None, a Causal or its value."""
+    if causal is None or isinstance(causal, Causal):
+        return causal
+    try:
+        return Causal(causal)
+    except ValueError:
+        allowed = "None, 'top_left' or 'bottom_right'"
+        raise ArgumentError(f"causal={causal!r}; allowed is {allowed}") from None
+
+
+def tensor_layout(layout: object) -> Layout:
+    """`layout` as the enum. Raises ArgumentError."""
+    try:
+        return Layout(layout)
+    except ValueError:
+        raise ArgumentError(
+            f"layout={layout!r}; allowed are 'bhsd' ([..., heads, seqlen, head_dim]) and 'bshd'"
+        ) from None
+
+
+def softmax_scale(scale: object, head_dim: int) -> float:
+    """`scale`, or 1/sqrt(head_dim) for None. Any finite float32 value is allowed, 0 and negative ones too."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise ArgumentTypeError(f"scale={scale!r} is a {type(scale).__name__}; allowed is a float or None")
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _FLOAT32_MAX:
+        raise ArgumentError(f"scale={scale!r}; allowed is any finite float32 value")
+    return value
+
+
+def check_no_grad(tensors: dict[str, Any]) -> None:
+    """Raises UnsupportedError for inputs whose gradient autograd would expect.
+
+    Forward-mode gradients are the operators' business: where torch computes any, every call is one.
+    """
+    for name, tensor in tensors.items():
+        if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise UnsupportedError(
+                f"{name} requires grad, and this version has no backward pass: call it under torch.no_grad() "
+                f"or pass {name}.detach()"
+            )
+
+
+def autocast_inputs(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Floating-point inputs in the dtype of an enabled torch.autocast.
+
+    As in torch, float64 stays. Unlike in torch, so do inputs that share a dtype which kernels take.
+    """
+    if not is_tensor(query):
+        return query, key, value
+    is_autocast_enabled = sys.modules["torch"].is_autocast_enabled
+    device_type = query.device.type
+    if (dtype_name(query) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
+        device_type not in ("cpu", "cuda") or not is_autocast_enabled(device_type)
+    ):
+        return query, key, value
+    dtype = sys.modules["torch"].get_autocast_dtype(device_type)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        eligible = tensor.is_floating_point() and str(tensor.dtype) != "torch.float64"
+        return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
+
+    return cast(query), cast(key), cast(value)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype without "torch.", as other libraries call it too."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def is_virtual(tensor: torch.Tensor) -> bool:
+    """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside torch.func, ..."""
+    torch = sys.modules["torch"]
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return True
+    with torch._C.DisableTorchFunctionSubclass():  # torch 2.4's CausalBias answers nothing but attention
+        try:
+            has_memory = tensor.data_ptr() != 0 or tensor.numel() == 0
+        except RuntimeError:
+            has_memory = False
+        return not has_memory and tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
+
+
+def misalignment(tensor: torch.Tensor) -> str | None:
+    """Why a kernel cannot access `tensor` 16 bytes at a time, or None."""
+    strides, shape = tensor.stride(), tensor.shape
+    if strides[-1] != 1 and shape[-1] > 1:
+        return f"has last stride {strides[-1]}; allowed is 1"
+    for dim in range(len(shape) - 1):
+        if shape[dim] > 1 and strides[dim] % _ELEMENTS:
+            return f"has strides {strides}; all but the last must be multiples of {_ELEMENTS} elements"
+    if tensor.data_ptr() % _ALIGNMENT:
+        return f"starts at address {tensor.data_ptr():#x}; it must be a multiple of {_ALIGNMENT}"
+    return None
+
+
+def _padded(head_dim: int) -> int:
+    """The next multiple of 8 from 8 on."""
+    return max(-(-head_dim // _ELEMENTS) * _ELEMENTS, _ELEMENTS)
+
+
+def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """`tensor` itself, or a view with leading dimensions of size 1."""
+    return tensor if tensor.dim() >= rank else tensor[(None,) * (rank - tensor.dim())]
+
+
+def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], layout: Layout) -> None:
+    q = tensors["query"]
+    form = q.layout, q.device, q.dtype
+    for name, tensor in tensors.items():
+        if tensor is q or (tensor.layout, tensor.device, tensor.dtype) != form:
+            _check_form(name, tensor, q, devices)
+        if tensor.dim() < (2 if layout is Layout.BHSD else 3):
+            allowed = (
+                "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
+                if layout is Layout.BHSD
+                else "[..., seqlen, heads, head_dim] with layout='bshd'"
+            )
+            raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed are {allowed}")
+    check_no_grad(tensors)
+
+
+def _check_form(name: str, tensor: torch.Tensor, query: torch.Tensor, devices: tuple[str, ...]) -> None:
+    if str(tensor.layout) != "torch.strided":
+        raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
+    if tensor.device.type not in devices:
+        raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
+    if tensor.device != query.device:
+        found = f"{tensor.device}; query is on {query.device}"
+        raise ArgumentTypeError(f"{name} is on {found}: all must share one device")
+    if dtype_name(tensor) not in _DTYPES:
+        allowed = "torch.float16 and torch.bfloat16"
+        raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}")
+    if tensor.dtype != query.dtype:
+        found = f"{tensor.dtype}; query has {query.dtype}"
+        raise ArgumentTypeError(f"{name} has dtype {found}: all must be the same")
+
+
+def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    batch = []
+    for sizes in zip(*shapes, strict=True):
+        longest = 1
+        for size in sizes:  # not a set: symbolic sizes have no hash
+            if size == 1 or size == longest:
+                continue
+            if longest != 1:
+                found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+                raise ArgumentError(f"the batch dimensions of {found} neither agree nor broadcast")
+            longest = size
+        batch.append(longest)
+    return tuple(batch)
+
+
+def _broadcast_heads(
+    heads_q: int, heads_k: int, heads_v: int, *, enable_gqa: bool, dim: int
+) -> tuple[int, int]:
+    """(num_heads_q, num_heads_kv) after broadcasting, as torch does it."""
+    if heads_k != heads_v and 1 not in (heads_k, heads_v):
+        raise ArgumentError(
+            f"key has {heads_k} heads (dimension {dim}), value has {heads_v}: they must agree"
+        )
+    heads_kv = heads_k if heads_v == 1 else heads_v
+    if heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0):
+        return heads_q, heads_kv
+    if 1 in (heads_q, heads_kv):
+        return max(heads_q, heads_kv), max(heads_q, heads_kv)
+    allowed = (
+        f"a divisor of {heads_q}" if enable_gqa else f"{heads_q}, or a divisor of it with enable_gqa=True"
+    )
+    raise ArgumentError(
+        f"key and value have {heads_kv} heads (dimension {dim}), query has {heads_q}; allowed is {allowed}"
+    )

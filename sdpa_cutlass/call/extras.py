@@ -1,0 +1,148 @@
+"""What general kernels take besides q, k and v: a mask, dropout and lengths, checked and in the C ABI's form.
+
+A mask becomes a view [B, Hq, Sq, Sk] whose broadcast dimensions have stride 0; only batch dimensions that
+cannot be merged into one are copied, never what they broadcast over. Lengths are int32 tensors on the
+device, and their values are never read here. Every error names argument, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..arrays.tensors import as_tensor, is_tensor
+from ..dropout import PhiloxState, as_float32, checked_p_dropout
+from ..errors import ArgumentError, ArgumentTypeError
+from ..problem import Causal, MaskType
+from .checks import Operands, check_no_grad, dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+MASK_TYPES = {
+    "bool": MaskType.BOOL,
+    "float16": MaskType.F16,
+    "bfloat16": MaskType.BF16,
+    "float32": MaskType.F32,
+}
+
+
+class Extras(NamedTuple):
+    """The tensors must outlive the launch. `philox` is needed when `p_dropout`, less than 1, is not 0."""
+
+    mask: torch.Tensor | None = None  # [B, Hq, Sq, Sk]
+    p_dropout: float = 0.0
+    philox: PhiloxState | torch.Tensor | None = None
+    seqlens_q: torch.Tensor | None = None  # [B]
+    seqlens_k: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None  # [B + 1]
+    cu_seqlens_k: torch.Tensor | None = None
+
+    @property
+    def mask_type(self) -> MaskType | None:
+        return None if self.mask is None else MASK_TYPES[dtype_name(self.mask)]
+
+    @property
+    def has_lengths(self) -> bool:
+        return not (self.seqlens_q is self.seqlens_k is self.cu_seqlens_q is self.cu_seqlens_k is None)
+
+
+NO_EXTRAS: Extras = Extras()
+
+
+def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
+    """`attn_mask`, of any shape that broadcasts to [..., Hq, Sq, Sk], as a view [B, Hq, Sq, Sk].
+
+    Raises ArgumentTypeError or ArgumentError; UnsupportedError when it requires grad.
+    """
+    mask = as_tensor("attn_mask", attn_mask)
+    if _is_causal_bias(mask):
+        raise ArgumentTypeError(
+            "attn_mask is a CausalBias, which has no elements; allowed is a tensor, or causal='top_left' or "
+            "'bottom_right'"
+        )
+    if str(mask.layout) != "torch.strided":
+        raise ArgumentTypeError(f"attn_mask has layout {mask.layout}; allowed is torch.strided")
+    if dtype_name(mask) not in MASK_TYPES:
+        raise ArgumentTypeError(
+            f"attn_mask has dtype {mask.dtype}; allowed are torch.bool (True = attend) and, added to the "
+            "scaled scores, torch.float16, torch.bfloat16 and torch.float32"
+        )
+    if mask.device != operands.query.device:
+        raise ArgumentTypeError(
+            f"attn_mask is on {mask.device}; query is on {operands.query.device}: all must share one device"
+        )
+    check_no_grad({"attn_mask": mask})
+    sizes = (operands.query.shape[1], operands.query.shape[2], operands.key.shape[2])
+    shape = (*operands.batch_shape, *sizes)
+    if mask.dim() > len(shape) or any(
+        size not in (1, wanted)
+        for size, wanted in zip(mask.shape, shape[len(shape) - mask.dim() :], strict=True)
+    ):
+        wanted = shape[len(shape) - operands.rank :]
+        raise ArgumentError(
+            f"attn_mask has shape {tuple(mask.shape)}; allowed is any shape that broadcasts to {wanted}"
+        )
+    mask = mask[(None,) * (len(shape) - mask.dim())]
+    if len(shape) > 4:
+        batch = operands.batch_shape if any(size != 1 for size in mask.shape[:-3]) else mask.shape[:-3]
+        mask = mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
+    return mask.expand(math.prod(operands.batch_shape), *sizes)
+
+
+def autocast_mask(attn_mask: Any, query: torch.Tensor) -> Any:
+    """A float mask in query's dtype where torch.autocast is on: torch casts it along with the inputs."""
+    if not is_tensor(attn_mask) or _is_causal_bias(attn_mask):
+        return attn_mask
+    torch = sys.modules["torch"]
+    if (
+        attn_mask.dtype in (query.dtype, torch.bool, torch.float64)
+        or not attn_mask.is_floating_point()
+        or not torch.is_autocast_enabled(query.device.type)
+    ):
+        return attn_mask
+    return attn_mask.to(query.dtype)
+
+
+def causal_bias(attn_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Causal | None:
+    """What a torch.nn.attention.bias.CausalBias stands for; None for any other mask.
+
+    Raises ArgumentError when it was made for other lengths than those of query and key [..., S, D].
+    """
+    if not _is_causal_bias(attn_mask):
+        return None
+    made_for = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+    lengths = (query.shape[-2], key.shape[-2])
+    if made_for != lengths:
+        raise ArgumentError(
+            f"attn_mask is a CausalBias for seqlen_q {made_for[0]} and seqlen_k {made_for[1]}; the tensors "
+            f"have {lengths[0]} and {lengths[1]}"
+        )
+    return Causal.TOP_LEFT if attn_mask.variant.name == "UPPER_LEFT" else Causal.BOTTOM_RIGHT
+
+
+def _is_causal_bias(attn_mask: Any) -> bool:
+    bias = sys.modules.get("torch.nn.attention.bias")
+    return bias is not None and isinstance(attn_mask, bias.CausalBias)
+
+
+def lengths(name: str, value: object, count: int, query: torch.Tensor) -> torch.Tensor:
+    """`value`, if it is a contiguous int32 tensor [count] on query's device. Does not read it."""
+    tensor = as_tensor(name, value)
+    if dtype_name(tensor) != "int32":
+        raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed is torch.int32")
+    if tensor.device != query.device:
+        raise ArgumentTypeError(
+            f"{name} is on {tensor.device}; query is on {query.device}: kernels read it there"
+        )
+    if tensor.dim() != 1 or tensor.shape[0] != count:
+        raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed is ({count},)")
+    if count > 1 and tensor.stride(0) != 1:
+        raise ArgumentError(f"{name} has stride {tensor.stride(0)}; it must be contiguous")
+    return tensor
+
+
+def dropout_probability(p_dropout: object, name: str = "p_dropout") -> float:
+    """`p_dropout` rounded to float32, as kernels see it: 1 - 1e-9 is 1, and 1e-50 is 0."""
+    return as_float32(checked_p_dropout(p_dropout, name))

@@ -1,0 +1,221 @@
+"""A call whose signature is not known yet: checks → canonical form → kernel → plan → launch.
+
+`bind` is what every call has to pass, traced ones and `explain` too; `execute` runs it; `prepare` keeps what
+the next call of the same signature can use (see calls.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..arrays.tensors import as_tensor
+from ..choice.select import choose
+from ..dropout import PhiloxState
+from ..library.registry import Family
+from ..problem import Causal, Problem
+from . import checks, extras, outputs, rng
+from .checks import Layout, Operands
+from .extras import Extras
+from .launch import Plan, library_for, make_params
+
+if TYPE_CHECKING:
+    import torch
+
+    ResultTuple = tuple[Any, torch.Tensor | None, PhiloxState | torch.Tensor]  # a Result, or its fields
+
+
+class Options(NamedTuple):
+    """What a call asks for besides its tensors, as the caller gave it."""
+
+    family: Family = Family.FMHA_FWD
+    causal: Causal | str | None = None
+    scale: float | None = None
+    enable_gqa: bool = True
+    kernel: str | None = None
+    return_lse: bool = False
+    p_dropout: float = 0.0
+    layout: Layout | str = "bhsd"
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call, as the caller gave them. `out` is written; `philox` may also be two integers."""
+
+    query: Any
+    key: Any
+    value: Any
+    out: Any = None
+    attn_mask: Any = None
+    seqlens_q: Any = None
+    seqlens_k: Any = None
+    philox: Any = None
+
+
+class Result(NamedTuple):
+    """What a call gives. `philox` is what the dropout mask is made from; (0, 0) where none was applied."""
+
+    out: Any
+    softmax_lse: torch.Tensor | None
+    philox: PhiloxState | torch.Tensor
+
+
+class Bound(NamedTuple):
+    """A checked call in canonical form. `drops_everything`: p_dropout is 1, and `given` says 0 instead."""
+
+    operands: Operands
+    problem: Problem
+    scale: float
+    given: Extras
+    drops_everything: bool
+
+
+class Executed(NamedTuple):
+    """Canonical outputs. `plan` is None when nothing was launched, or on copies of inputs or of out."""
+
+    out: torch.Tensor
+    softmax_lse: torch.Tensor | None
+    philox: PhiloxState | torch.Tensor
+    plan: Plan | None
+
+
+class Prepared(NamedTuple):
+    """A plan, and how its results look to the caller.
+
+    Without `out_stride`, out is laid out as query is. `make_lse` has a tensor without elements, which has no
+    memory: plans outlive calls, and what outlives a call must not lie in the memory pool of a CUDA graph.
+    """
+
+    plan: Plan
+    empty_like: Callable[..., torch.Tensor]  # torch's; finding it by name would cost 0.1 µs more
+    make_lse: Callable[[], torch.Tensor] | None
+    out_stride: tuple[int, ...] | None
+    out_shape: tuple[int, ...]
+    p_dropout: float
+    casts_mask: bool  # under torch.autocast
+    spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes; 0 unless the caller gave out
+
+
+def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
+    """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
+    query, key, value = checks.autocast_inputs(
+        as_tensor("query", inputs.query), as_tensor("key", inputs.key), as_tensor("value", inputs.value)
+    )
+    operands = checks.canonical_operands(
+        query,
+        key,
+        value,
+        enable_gqa=options.enable_gqa,
+        allow_meta=allow_meta,
+        layout=checks.tensor_layout(options.layout),
+    )
+    causal = checks.causal_alignment(options.causal)
+    p_dropout = extras.dropout_probability(options.p_dropout)
+    mask, count = inputs.attn_mask, operands.query.shape[0]
+    if mask is not None:
+        mask = extras.canonical_mask(extras.autocast_mask(mask, operands.query), operands)
+    lengths = [
+        None if value is None else extras.lengths(name, value, count, operands.query)
+        for name, value in (("seqlens_q", inputs.seqlens_q), ("seqlens_k", inputs.seqlens_k))
+    ]
+    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, *lengths)
+    scale = checks.softmax_scale(options.scale, operands.query.shape[3])
+    return Bound(operands, checks.problem_of(operands, causal, given), scale, given, p_dropout == 1)
+
+
+def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: Any) -> Executed:
+    """Chooses a kernel and runs it. `out`, if given, is the caller's and was checked; `philox` was not."""
+    operands, problem, _, given, drops_everything = bound
+    query = operands.query
+    result = outputs.empty_out(operands) if out is None else operands.canonical_out(out)
+    lse = outputs.empty_lse(operands) if options.return_lse else None
+    if problem.is_empty:  # no keys, or no rows
+        result.zero_()
+        if lse is not None:
+            lse.fill_(-math.inf)
+        return Executed(result, lse, random_bits(philox, 0.0, query), None)
+    q, k, v = (checks.loadable(tensor) for tensor in (query, operands.key, operands.value))
+    written = result
+    if problem.head_dim_v != operands.head_dim_v:
+        written = result.new_empty((*result.shape[:3], problem.head_dim_v))
+    plan = make_plan(bound, options, q, k, v, written, lse)
+    state = random_bits(philox, given.p_dropout, query)
+    plan.launch(q, k, v, written, lse, given._replace(philox=state) if given.p_dropout else None)
+    if written is not result:
+        result.copy_(written[..., : operands.head_dim_v])
+    if drops_everything:
+        result.zero_()
+    is_in_place = q is query and k is operands.key and v is operands.value and written is result
+    return Executed(result, lse, state, plan if is_in_place and not drops_everything else None)
+
+
+def make_plan(
+    bound: Bound,
+    options: Options,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> Plan:
+    """The chosen kernel, bound to tensors like these. They are canonical and loadable."""
+    problem, given = bound.problem, bound.given
+    native, device = library_for(query)
+    params = make_params(problem, bound.scale, query, key, value, out, lse, given)
+    choice = choose(native, problem, options.family, device, params, name=options.kernel)
+    params.num_splits = choice.num_splits
+    return Plan(native, choice.kernel, problem, params, device)
+
+
+def prepare(
+    executed: Executed, inputs: Inputs, bound: Bound, out: torch.Tensor, lse: torch.Tensor | None
+) -> Prepared | None:
+    """What serves the next call of the same signature; `out` and `lse` are as the caller sees them.
+
+    None where copies were made, so that a plan would have to make them too.
+    """
+    operands = bound.operands
+    read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
+    if executed.plan is None:
+        return None
+    if lse is not None and checks.is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
+        return None
+    mask = bound.given.mask
+    if mask is not None:
+        read.append((inputs.attn_mask, mask))
+    if any(given.data_ptr() != canonical.data_ptr() for given, canonical in read):
+        return None
+    empty_like = sys.modules["torch"].empty_like
+    is_like_query = out.shape == inputs.query.shape and out.stride() == empty_like(inputs.query).stride()
+    return Prepared(
+        plan=executed.plan,
+        empty_like=empty_like,
+        make_lse=None if lse is None else _maker_of(lse),
+        out_stride=None if is_like_query else out.stride(),
+        out_shape=tuple(out.shape),
+        p_dropout=bound.given.p_dropout,
+        casts_mask=mask is not None and mask.is_floating_point() and mask.dtype != inputs.query.dtype,
+        spans=(0, 0, 0, 0)
+        if inputs.out is None
+        else (
+            outputs.span(inputs.query),
+            outputs.span(inputs.key),
+            outputs.span(inputs.value),
+            outputs.span(out),
+        ),
+    )
+
+
+def _maker_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes tensors like `tensor`, as fast as torch can: without a dtype to read."""
+    without_memory = tensor.new_empty(0)
+    return functools.partial(without_memory.new_empty_strided, tuple(tensor.shape), tensor.stride())
+
+
+def random_bits(philox: Any, p_dropout: float, query: torch.Tensor) -> PhiloxState | torch.Tensor:
+    """What dropout takes its random bits from: as given, else drawn, else (0, 0) because none are needed."""
+    if philox is not None:
+        return rng.checked(philox, query)
+    return rng.draw(query.device) if p_dropout else rng.NO_PHILOX

@@ -1,0 +1,103 @@
+"""What is done to the arguments of a call before they are checked, and which calls torch has to take.
+
+Tensors without memory (FakeTensor, functional tensors, those of torch.func) are for torch's dispatcher: such
+a call becomes an operator. So does one that torch records, and for that its arguments take the types that
+operators have. Views with the negative bit become copies: their memory holds the negatives.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..arrays.tensors import as_tensor, is_tensor
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from . import checks, extras
+from .planning import Inputs, Options
+
+
+def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
+    """True when one of `tensors`, some of which may be None, has no memory and torch can serve it.
+
+    Raises UnsupportedError where torch would have to write through "out" and cannot; ArgumentError where it
+    has had its turn: `is_operator` says that an operator's kernel asks.
+    """
+    virtual = {
+        name: tensor for name, tensor in tensors.items() if tensor is not None and checks.is_virtual(tensor)
+    }
+    for name, tensor in virtual.items():
+        if is_operator:
+            raise ArgumentError(
+                f"{name} has no memory (its storage was freed); allowed is a tensor with data"
+            )
+        if tensors.get("out") is not None and type(tensor) is sys.modules["torch"].Tensor:
+            raise UnsupportedError(
+                f"out is given and {name} has no memory, as inside torch.func: nothing can be written there; "
+                "leave out away"
+            )
+    return bool(virtual)
+
+
+def resolved(inputs: Inputs) -> Inputs:
+    """`inputs` itself, or with copies in place of views that have the negative bit."""
+    negative = {
+        name: value.resolve_neg()
+        for name, value in inputs._asdict().items()
+        if value is not None and name != "out" and is_tensor(value) and value.is_neg()
+    }
+    return inputs._replace(**negative) if negative else inputs
+
+
+def with_flags(options: Options) -> Options:
+    """`options` with booleans for flags. Raises ArgumentTypeError for what is neither true nor false."""
+    given: tuple[object, ...] = options.enable_gqa, options.return_lse
+    if all(type(value) is bool for value in given):
+        return options
+    return options._replace(
+        enable_gqa=flag("enable_gqa", options.enable_gqa), return_lse=flag("return_lse", options.return_lse)
+    )
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value` as a bool. Raises ArgumentTypeError where it is none, such as an array."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return bool(value)
+    except Exception as error:
+        raise ArgumentTypeError(f"{name}={value!r} is a {type(value).__name__}; allowed is a bool") from error
+
+
+def recordable(options: Options) -> Options:
+    """`options` in the types that operators take.
+
+    Under torch.jit.trace sizes are tensors, and so is what callers compute from them: they become numbers.
+    """
+    if options.kernel is not None and not isinstance(options.kernel, str):
+        raise ArgumentTypeError(
+            f"kernel={options.kernel!r} is a {type(options.kernel).__name__}; allowed is a name or None"
+        )
+    scale, p_dropout = number(options.scale), number(options.p_dropout)
+    if scale is not None:
+        checks.softmax_scale(scale, 0)
+    extras.dropout_probability(p_dropout)
+    return with_flags(options)._replace(
+        causal=checks.causal_alignment(options.causal),
+        layout=checks.tensor_layout(options.layout),
+        scale=scale,
+        p_dropout=p_dropout,
+    )
+
+
+def recordable_tensor(name: str, value: Any) -> Any:
+    """A tensor, from any array; None stays, and so does what is no array but allowed for philox."""
+    if value is None or (name == "philox" and isinstance(value, (tuple, list))):
+        return value
+    return as_tensor(name, value, writable=name == "out")
+
+
+def number(value: Any) -> Any:
+    """`value`, or what it holds if it is a tensor that torch.jit.trace made of a size."""
+    if is_tensor(value) and value.dim() == 0 and sys.modules["torch"]._C._is_tracing():
+        return value.item()
+    return value

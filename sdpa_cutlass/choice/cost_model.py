@@ -1,0 +1,355 @@
+"""How long a kernel should take: waves, tile quantisation and the per-round work of one SM, in clock cycles.
+
+A CTA of the fused family walks over the key blocks that its rows can see. In one *round* each of its
+`kv_groups` warp groups takes one block, so a CTA needs ceil(blocks / kv_groups) rounds. A round loads four
+units of an SM:
+    mma      4·block_m·block_n·head_dim FLOPs a group            at the card's mma.sync rate
+    softmax  ex2 (16 a clock) and about six other instructions a score (128 a clock)
+    smem     every warp reads its group's whole K and V block, and its Q rows unless they stay in registers
+             (128 B a clock): this is why taller warp tiles win on large problems
+    l2       the K and V blocks themselves (64 B a clock)
+The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
+latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
+plain twins; masks and dropout add instructions to every score, causal masks to those of the blocks on the
+diagonal; kernels compute on their own head_dim, however much of it is used, and longer where columns are
+missing. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
+query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at
+the end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
+H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
+and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within
+13 %. What splitting costs comes from decoding (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V
+on the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
+enter only through their rates.
+
+A key cache that grows asks for a price with every token. So a `Model` holds what follows from the kernel, the
+card and `Problem.kind`, and `cost` adds what the sizes say.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import LibraryMismatchError
+from ..library.device import DeviceInfo
+from ..library.registry import Family, KernelInfo
+from ..problem import MaskType, Problem
+from .visible_keys import CausalRows, visible_scores
+
+_CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
+_LAUNCH_CYCLES = 1500
+_CTA_CYCLES = 3500  # first loads, last stores
+_ROUND_LATENCY = 300
+_RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
+_MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
+_CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
+_OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
+_EX2_PER_CLOCK = 16
+_ALU_PER_CLOCK = 128
+_ALU_PER_SCORE = 6
+_SMEM_BYTES_PER_CLOCK = 128
+_L2_BYTES_PER_CLOCK = 64
+_SMEM_PER_SM = 102400  # sm_89; every CTA takes _SMEM_PER_CTA more than it asks for
+_SMEM_PER_CTA = 1024
+_REGISTERS_PER_SM = 65536
+_MAX_REGISTERS = 256  # of a thread, as they are allotted
+_LOGIT_BYTES = 4  # read once and written once, in 16 bits
+_GENERAL_SLOWDOWN = 1.04
+_PADDED_SLOWDOWN = 1.15  # of a kernel for a larger head_dim: columns are predicated
+_DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
+_SPLIT_CYCLES = 4500  # partial results to memory, and a counter
+_PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
+_PARTS_PER_TRIP = 16  # partial results whose reads are under way together
+_TRIP_CYCLES = 300
+_MAX_SPLITS = 64
+_MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time.
+
+    `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
+    """
+
+    ctas: int
+    waves: float
+    useful: float
+    cycles: float
+    microseconds: float
+    num_splits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One round of one CTA: cycles each unit is busy, and the warps that share the work."""
+
+    mma: float
+    softmax: float
+    smem: float
+    l2: float
+    warps: int
+
+    def cycles(self, resident: int) -> float:
+        """Cycles of a round when `resident` CTAs share the SM."""
+        units = (self.mma, self.softmax, self.smem)
+        busy = max(units) + _OVERLAP_LOSS * (sum(units) - max(units))
+        alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
+        return max(busy * resident, self.l2 * resident, alone)
+
+
+class Model(ABC):
+    """One kernel on one card, for the problems of one kind: all but their sizes is settled."""
+
+    def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
+        self.kernel = kernel
+        self.device = device
+        self.keys_of_a_price = 1
+        """Problems that differ in seqlen_k alone, and not in causal_offset, cost the same where it rounds up
+        to the same multiple of this."""
+
+    @abstractmethod
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
+
+    @abstractmethod
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        """CTAs, and the share of the scores that they compute which is needed."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """All that there is to say about `problem`."""
+        cycles, num_splits = self.cost(problem)
+        ctas, useful = self.grid(problem, num_splits)
+        waves = ctas / (self.device.sms * self.kernel.ctas_per_sm)
+        return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3), num_splits)
+
+
+def model_of(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
+    """The model of `kernel` for all problems of the kind of `problem`, for which it is legal.
+
+    Raises LibraryMismatchError for a family that has none.
+    """
+    model = MODELS.get(kernel.family)
+    if model is None:
+        raise LibraryMismatchError(
+            f"{kernel.name} is of the family {kernel.family.value}, which has no cost model; those that have "
+            f"one: {', '.join(family.value for family in MODELS)}"
+        )
+    return model(kernel, problem, device)
+
+
+def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
+    """What `kernel`, legal for `problem`, should cost on `device`."""
+    return model_of(kernel, problem, device).estimate(problem)
+
+
+class _Fused(Model):
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        merge = 0.0
+        if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
+            merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
+            merge_bytes = 8 * kernel.block_m * merge_floats
+            merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / _SMEM_BYTES_PER_CLOCK
+        masking = 0.0
+        if problem.is_causal:
+            masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
+            # Of the schedulers: one group meets the diagonal.
+            share = min(kernel.warps / kernel.kv_groups / 4, 1)
+            masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
+        head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
+        q_bytes = 2 * kernel.block_m * kernel.head_dim
+        is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
+        work = _work(kernel, problem, device)
+        self._is_causal = problem.is_causal
+        self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
+        self._resident = _resident(kernel, device)
+        # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
+        self._round = [work.cycles(count) for count in range(self._resident + 1)]
+        self._once = [(masking + merge) * count for count in range(self._resident + 1)]
+        self._ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
+        self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
+        self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
+        self._meetings: dict[int, list[float]] = {}
+
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, round_cycles, once, sms = self.kernel, self._round, self._once, self.device.sms
+        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # in a tile
+        rows, block_m = problem.seqlen_q * heads, kernel.block_m
+        ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
+        keys_a_round = kernel.block_n * kernel.kv_groups
+        causal_rows = CausalRows(problem, block_m, heads) if self._is_causal else None
+        num_splits, meeting = 0, 0.0
+        if kernel.is_split:
+            block_n = kernel.block_n
+            blocks = causal_rows.rounds(0, block_n) if causal_rows else -(-problem.seqlen_k // block_n)
+            num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
+            ctas *= num_splits
+            keys_a_round *= num_splits
+        share = -(-ctas // sms)  # of the busiest SM
+        resident = min(self._resident, share)
+        if causal_rows is None:
+            mean_rounds: float = -(-problem.seqlen_k // keys_a_round)
+            longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
+        else:
+            mean_rounds = causal_rows.all_rounds(keys_a_round) / causal_rows.count
+            longest = self._longest(causal_rows, keys_a_round, ctas, share)
+
+        full, rest = divmod(share, resident)
+        ends = self._ends
+        cycles = ends + full * (mean_rounds * round_cycles[resident] + once[resident])
+        cycles += (full - 1) * ends / resident
+        if rest:
+            cycles += mean_rounds * round_cycles[rest] + once[rest] + ends / resident
+        cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
+        return _LAUNCH_CYCLES + (cycles + meeting), num_splits
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel = self.kernel
+        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
+        m_blocks = _ceil_div(problem.seqlen_q * heads, kernel.block_m)
+        blocks: float = _ceil_div(problem.seqlen_k, kernel.block_n)
+        if self._is_causal:
+            causal_rows = CausalRows(problem, kernel.block_m, heads)
+            blocks = causal_rows.all_rounds(kernel.block_n) / causal_rows.count
+        computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
+        tiles = m_blocks * problem.batch * problem.num_heads_q // heads
+        return tiles * max(num_splits, 1), visible_scores(problem) / max(computed, 1)
+
+    def _longest(self, causal_rows: CausalRows, keys_a_round: int, ctas: int, share: int) -> float:
+        """Cycles of the longest CTA's rounds. It shares its SM with shorter ones as long as they last.
+
+        When all CTAs start at once, an SM has every `sms`-th of them; in grids of several waves the longest
+        one counts as if it were alone.
+        """
+        if share > self._resident:
+            return causal_rows.rounds(0, keys_a_round) * self._round[1]
+        sms, count = self.device.sms, causal_rows.count
+        left = [causal_rows.rounds(i * sms * count // ctas, keys_a_round) for i in range(share)] + [0]
+        return sum((left[i] - left[i + 1]) * self._round[i + 1] for i in range(share))
+
+    def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
+        """The CTAs for each tile that should be fastest, and the cycles of their meeting.
+
+        Of those numbers that fill the card at most once, so that every KV group keeps a block.
+        """
+        groups, round_cycles = self.kernel.kv_groups, self._round[1]
+        most = min(self.device.sms // tiles, blocks // groups, _MAX_SPLITS)
+        if tiles > _MAX_SPLIT_TILES or most < 2:
+            return 1, 0.0
+        meetings = self._meetings.get(rows)
+        if meetings is None:
+            meetings = [_meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
+            self._meetings[rows] = meetings
+        best, least = 1, -(-blocks // groups) * round_cycles
+        shortest = -(-blocks // (most * groups)) * round_cycles
+        for num_splits in range(2, most + 1):
+            meeting = meetings[num_splits]
+            if shortest + meeting >= least:
+                break  # meetings grow with their number
+            cycles = -(-blocks // (num_splits * groups)) * round_cycles + meeting
+            if cycles < least:
+                best, least = num_splits, cycles
+        return best, meetings[best]
+
+
+def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
+    """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
+    by_smem = device.smem_per_sm // (kernel.smem_bytes + _SMEM_PER_CTA)
+    by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
+    return max(kernel.ctas_per_sm, min(by_smem, by_registers))
+
+
+def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
+    scores = kernel.block_m * kernel.block_n * kernel.kv_groups
+    kv_bytes = 4 * kernel.block_n * kernel.head_dim
+    q_reads = 0 if kernel.q_in_regs else 2 * kernel.kv_groups * kernel.block_m * kernel.head_dim
+    alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
+    if problem.mask is not None:
+        alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
+        mask_bytes = scores * problem.mask.itemsize
+    if problem.has_dropout:
+        alu_per_score += _DROPOUT_ALU_PER_SCORE
+    return _Work(
+        mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
+        softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
+        smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
+        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / _L2_BYTES_PER_CLOCK,
+        warps=kernel.warps,
+    )
+
+
+def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
+    """What it takes the splits of a tile to leave their parts and the last one to read them (split.cuh)."""
+    if num_splits < 2:
+        return 0.0
+    vectors = 4 * rows * kernel.head_dim // _PART_VECTOR_BYTES
+    part = _PART_VECTOR_BYTES * kernel.threads / _L2_BYTES_PER_CLOCK
+    trips = _ceil_div(num_splits, _PARTS_PER_TRIP)
+    return _SPLIT_CYCLES + _ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
+
+
+class _Unfused(Model):
+    """Q·Kᵀ in tiles of the row, a softmax that reads logits and writes P, P·V in tiles as wide as head_dim.
+
+    Rougher than the fused model and fitted to nothing: it only has to rank tiles of the same pipeline.
+    """
+
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        self._resident = max(_SMEM_PER_SM // (kernel.smem_bytes + _SMEM_PER_CTA), 1)
+
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, device = self.kernel, self.device
+        heads = problem.batch * problem.num_heads_q
+
+        def gemm(rows: int, columns: int, depth: int, block_m: int, block_n: int) -> float:
+            ctas = _ceil_div(rows, block_m) * _ceil_div(columns, block_n) * heads
+            operand_bytes = 2 * (block_m + block_n) * depth
+            mma = 2 * block_m * block_n * depth / device.mma_flops_per_clock
+            smem = math.sqrt(kernel.warps) * operand_bytes / _SMEM_BYTES_PER_CLOCK
+            store = 2 * block_m * block_n / _L2_BYTES_PER_CLOCK
+            tile = max(mma, smem, operand_bytes / _L2_BYTES_PER_CLOCK) + store
+            return _spread(ctas, self._resident, device.sms, _CTA_CYCLES, tile.__mul__)
+
+        rows, keys = problem.seqlen_q, problem.seqlen_k
+        qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
+        pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
+        logits = heads * rows * keys
+        softmax_cycles = _CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * _L2_BYTES_PER_CLOCK)
+        return 3 * _LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles, 0
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel, rows, keys = self.kernel, problem.seqlen_q, problem.seqlen_k
+        heads = problem.batch * problem.num_heads_q
+        ctas = _ceil_div(rows, kernel.block_m) * _ceil_div(keys, kernel.block_n) * heads
+        return ctas, heads * rows * keys / (ctas * kernel.block_m * kernel.block_n)
+
+
+def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[int], float]) -> float:
+    """Cycles until the busiest SM has run its share of the CTAs.
+
+    `body(resident)` is what that many CTAs take together, `ends` a CTA's prologue and epilogue: exposed
+    once, and in later waves hidden in part behind the neighbours.
+    """
+    share = _ceil_div(ctas, sms)
+    resident = min(ctas_per_sm, share)
+    full, rest = divmod(share, resident)
+    cycles = ends + full * body(resident) + (full - 1) * ends / resident
+    if rest:
+        cycles += body(rest) + ends / resident
+    return cycles
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
+    Family.FMHA_FWD: _Fused,
+    Family.UNFUSED: _Unfused,
+}
+"""Every family has one: its kernels are priced by no other's."""

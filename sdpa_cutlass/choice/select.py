@@ -1,0 +1,400 @@
+"""Problem → kernel: which are legal, then a measured row for this GPU (tuned_table.py), then the cost model.
+
+A kernel is legal when its code runs on the device (`unsupported`), its registry row takes the problem
+(`mismatches`), and the library has nothing against strides and alignment. `SDPA_CUTLASS_FORCE_KERNEL=<glob>`
+narrows the choice to the kernels whose names match. It is read once, at the first choice of the process, and
+leaves a family alone when only names of the other one match. General kernels come behind the plain ones that
+can run a problem: they are slower, and are only needed by problems with a mask, dropout, lengths or a rare
+head_dim. Split kernels compete with the plain ones where they have something to gain: query heads to pack or
+keys to share out (`order`).
+
+A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
+once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import math
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
+from ..library.abi import Library, Params
+from ..library.device import DeviceInfo, archs_serve
+from ..library.locate import Target
+from ..library.registry import TAKES_OF_MASK, Family, KernelInfo, Takes, read_kernels
+from ..problem import Kind, Problem
+from .cost_model import Estimate, Model, model_of
+
+if TYPE_CHECKING:
+    from .tuned_table import TunedRow
+
+FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
+_NEAREST = 5  # refused kernels that an error lists
+_MAX_OFFERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel that runs, the CTAs that share the keys of a tile (0: it cannot split), and why it."""
+
+    kernel: KernelInfo
+    num_splits: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel beside one problem: `refusal` says why it is not legal, `estimate` what it should cost.
+
+    Without an `estimate`, its row is what speaks against it.
+    """
+
+    kernel: KernelInfo
+    refusal: str | None
+    estimate: Estimate | None
+
+
+def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
+    """What the registry row alone says against running `problem`; empty when nothing does.
+
+    Reads nothing of `problem` but its `kind`.
+    """
+    found = []
+    if kernel.dtype is not problem.dtype:
+        found.append(f"dtype is {kernel.dtype.value}, not {problem.dtype.value}")
+    missing = needs(kernel, problem) & ~kernel.takes
+    found += dict.fromkeys(_lacks(kernel, problem, bit) for bit in Takes if bit in missing)
+    if Takes.SMALLER_HEAD_DIM in kernel.takes and kernel.head_dim < max(problem.head_dim, problem.head_dim_v):
+        found.append(f"head_dim is at most {kernel.head_dim}")
+    return found
+
+
+def needs(kernel: KernelInfo, problem: Problem) -> Takes:
+    """What `problem` needs of `kernel`: the library's question to its rows, of a kind of problem."""
+    found = Takes.CAUSAL if problem.is_causal else Takes.FULL
+    found |= TAKES_OF_MASK[problem.mask]
+    found |= Takes.DROPOUT if problem.has_dropout else Takes.UNDROPPED
+    if problem.has_lengths:
+        found |= Takes.LENGTHS | Takes.PACKED
+    if not problem.head_dim == problem.head_dim_v == kernel.head_dim:
+        found |= Takes.SMALLER_HEAD_DIM
+    return found
+
+
+def _lacks(kernel: KernelInfo, problem: Problem, bit: Takes) -> str:
+    """What `bit` says about a kernel without it."""
+    if bit is Takes.SMALLER_HEAD_DIM:
+        if kernel.head_dim != problem.head_dim:
+            return f"head_dim is {kernel.head_dim}, not {problem.head_dim}"
+        return "value's head_dim is query's"
+    if bit in (Takes.BOOL, Takes.BIAS16, Takes.BIAS32):
+        return "takes no bias" if Takes.BOOL in kernel.takes else "takes no mask"
+    return _WITHOUT[bit]
+
+
+_WITHOUT = {
+    Takes.FULL: "is causal",
+    Takes.CAUSAL: "is not causal",
+    Takes.LENGTHS: "takes no lengths",
+    Takes.PACKED: "takes no lengths",
+    Takes.UNDROPPED: "applies dropout",
+    Takes.DROPOUT: "applies no dropout",
+}
+
+
+def unsupported(kernel: KernelInfo, library: Library, device: DeviceInfo) -> str | None:
+    """Why the code of `kernel` does not run on `device`, or None when it does.
+
+    Its code is machine code of `kernel.arch` and PTX, which newer GPUs run too. On an older GPU of the same
+    major version, it runs if the library was built for that one as well. The host runs every kernel.
+    """
+    major, minor = device.compute_capability
+    if device.target is Target.HOST or kernel.arch <= 10 * major + minor:
+        return None
+    if kernel.arch // 10 == major and archs_serve(library.build.archs, device.compute_capability):
+        return None
+    return f"is for sm_{kernel.arch}, and {device.name} is sm_{major}{minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A measured choice: its row, the name of the table, and how many octaves away it was measured."""
+
+    row: TunedRow
+    table: str
+    distance: float
+
+    def __str__(self) -> str:
+        text = f"tuned table {self.table}: {self.row.gpu_ns / 1e3:.2f} µs at {self.row.bucket}"
+        return text + (f", {self.distance:.2f} octaves from here" if self.distance else "")
+
+
+def tuned_kernel(library: Library, problem: Problem, device: DeviceInfo) -> Tuned | None:
+    """The fused kernel that was measured to be the fastest nearby; None without a table or a row near enough.
+
+    The first call reads the tuned table, and warns when there is one that cannot be used.
+    """
+    from . import tuned_lookup  # nothing of it is needed before the first choice
+
+    tables = tuned_lookup.tables_for(library, device)
+    if tables is None:
+        return None
+    found = tables.nearest_to(problem)
+    return None if found is None else Tuned(found[0], tables.path.name, found[1])
+
+
+class Offer:
+    """The legal kernels of one family on one device for the problems of one kind, and their models."""
+
+    def __init__(self, library: Library, problem: Problem, family: Family, device: DeviceInfo) -> None:
+        legal = [
+            (kernel, model_of(kernel, problem, device))
+            for kernel in _rows(library, family, device)
+            if not mismatches(kernel, problem)
+        ]
+        self.has_plain = any(not kernel.is_general for kernel, _ in legal)
+        self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
+        self._may_win = [pair for pair in legal if not self._is_behind(pair[0])]
+        self._behind = [pair for pair in legal if self._is_behind(pair[0])]
+        self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
+        self._latest: tuple[tuple[int, ...], list[_Priced], list[_Priced]] = (), [], []
+
+    def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
+        """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
+        first, then = self._priced(problem)
+        for _, _, kernel, num_splits in first:
+            yield kernel, num_splits
+        then = list(then)
+        for kernel, model in self._behind:
+            cycles, num_splits = model.cost(problem)
+            then.append((cycles, kernel.name, kernel, num_splits))
+        then.sort(key=_price)
+        for _, _, kernel, num_splits in then:
+            yield kernel, num_splits
+
+    def _priced(self, problem: Problem) -> tuple[list[_Priced], list[_Priced]]:
+        """Those that may win, sorted, and those that will not after all.
+
+        Most tokens of a growing key cache cost what the one before did: then this is known.
+        """
+        sizes = (
+            problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
+            -(-problem.seqlen_k // self._keys_of_a_price),
+            problem.causal_offset,
+        )  # fmt: skip
+        known, first, then = self._latest
+        if known == sizes:
+            return first, then
+        packs = problem.num_heads_q > problem.num_heads_kv
+        first, then = [], []
+        for kernel, model in self._may_win:
+            cycles, num_splits = model.cost(problem)
+            is_first = not (self.has_plain and kernel.is_general) or packs or num_splits > 1
+            (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
+        first.sort(key=_price)
+        self._latest = sizes, first, then
+        return first, then
+
+    def _is_behind(self, kernel: KernelInfo) -> bool:
+        return self.has_plain and kernel.is_general and not kernel.is_split
+
+
+_Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
+_price = operator.itemgetter(0, 1)
+
+
+@functools.cache
+def _rows(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
+    """The rows of `family` whose code runs on `device`."""
+    return tuple(
+        kernel
+        for kernel in read_kernels(library)
+        if kernel.family is family and unsupported(kernel, library, device) is None
+    )
+
+
+_offers: dict[tuple[Library, Family, DeviceInfo, Kind], Offer] = {}
+
+
+def offer(library: Library, problem: Problem, family: Family, device: DeviceInfo) -> Offer:
+    """What `family` has for problems of the kind of `problem`. May be empty."""
+    key = (library, family, device, problem.kind)
+    found = _offers.get(key)
+    if found is None:
+        found = Offer(library, problem, family, device)
+        if len(_offers) >= _MAX_OFFERS:
+            _offers.clear()
+        _offers[key] = found
+    return found
+
+
+def ranking(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo
+) -> tuple[tuple[KernelInfo, Estimate], ...]:
+    """The legal kernels as far as their rows tell, sorted by `order`. May be empty."""
+    found = offer(library, problem, family, device)
+    legal = [(kernel, model.estimate(problem)) for kernel, model in found.models]
+    return tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, has_plain=found.has_plain)))
+
+
+def order(
+    kernel: KernelInfo, cost: Estimate, problem: Problem, *, has_plain: bool
+) -> tuple[bool, float, str]:
+    """Sorts a ranking. With plain kernels in it, general ones are behind, unless splitting has a gain."""
+    gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
+    return has_plain and kernel.is_general and not gains, cost.cycles, kernel.name
+
+
+def choose(
+    library: Library,
+    problem: Problem,
+    family: Family,
+    device: DeviceInfo,
+    params: Params,
+    *,
+    name: str | None = None,
+    has_workspace: bool = True,
+) -> Choice:
+    """The kernel of `family` for `problem` with the strides and addresses of `params`. Writes nothing.
+
+    With `name`, that very kernel. Without a workspace, no CTAs share a tile, and what is fast only if they do
+    comes last. Raises ArgumentError for an unknown name, NoKernelError when none is legal.
+    """
+    if name is not None:
+        kernel, num_splits = _named(library, problem, family, device, params, name)
+        return Choice(kernel, num_splits if has_workspace else min(num_splits, 1), "named by the caller")
+    pattern = forced_pattern()
+    forced = None if pattern is None else _forced(library, family, pattern)
+    ranked: Iterable[tuple[KernelInfo, int]] = offer(library, problem, family, device).ranked(problem)
+    if forced is not None:
+        ranked = (pair for pair in ranked if pair[0].name in forced)
+    tuned = None
+    if forced is None and family is Family.FMHA_FWD:
+        tuned = tuned_kernel(library, problem, device)
+    fastest = tuned.row.kernel if tuned is not None else None
+
+    def place(pair: tuple[KernelInfo, int]) -> tuple[bool, bool]:
+        return not has_workspace and pair[1] > 1, pair[0].name != fastest
+
+    if fastest is not None or not has_workspace:
+        ranked = sorted(ranked, key=place)
+    for kernel, num_splits in ranked:
+        num_splits = num_splits if has_workspace else min(num_splits, 1)
+        if _library_refusal(library, kernel, params, num_splits) is None:
+            if forced is not None:
+                return Choice(kernel, num_splits, f"{FORCE_VARIABLE}={pattern}")
+            return Choice(kernel, num_splits, str(tuned) if kernel.name == fastest else "cost model")
+    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    what = f"no {family.value} kernel can run {problem}"
+    if forced is not None:
+        pool = [kernel for kernel in pool if kernel.name in forced]
+        what = f"{FORCE_VARIABLE}={pattern}: none of the {len(pool)} kernels that match can run {problem}"
+    raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, device, params)}")
+
+
+def candidates(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
+) -> list[Candidate]:
+    """Every kernel of `family`: the legal ones in the order of `ranking`, then the others, nearest first."""
+    ranked = ranking(library, problem, family, device)
+    estimates = {kernel.index: cost for kernel, cost in ranked}
+    has_plain = any(not kernel.is_general for kernel, _ in ranked)
+    found = [
+        Candidate(kernel, refusal(library, kernel, problem, device, params), estimates.get(kernel.index))
+        for kernel in read_kernels(library)
+        if kernel.family is family
+    ]
+
+    def placed(candidate: Candidate) -> tuple[bool, int, tuple[bool, float, str]]:
+        kernel = candidate.kernel
+        if candidate.refusal is not None or candidate.estimate is None:
+            return True, _distance(kernel, problem), (False, 0.0, "")
+        return False, 0, order(kernel, candidate.estimate, problem, has_plain=has_plain)
+
+    return sorted(found, key=placed)
+
+
+def refusal(
+    library: Library, kernel: KernelInfo, problem: Problem, device: DeviceInfo, params: Params
+) -> str | None:
+    """Why `kernel` cannot run this problem, or None."""
+    runs_elsewhere = unsupported(kernel, library, device)
+    found = mismatches(kernel, problem) + ([runs_elsewhere] if runs_elsewhere else [])
+    if found:
+        return "; ".join(found)
+    _, num_splits = model_of(kernel, problem, device).cost(problem)
+    return _library_refusal(library, kernel, params, num_splits)
+
+
+def _library_refusal(library: Library, kernel: KernelInfo, params: Params, num_splits: int) -> str | None:
+    """What the library has against `kernel`, launched with `params` and `num_splits`."""
+    if params.num_splits != num_splits:
+        params = Params.from_buffer_copy(params)
+        params.num_splits = num_splits
+    return library.refusal(kernel.index, params)
+
+
+@functools.lru_cache(maxsize=1)
+def forced_pattern() -> str | None:
+    """The glob of the environment variable, as it was at the first choice of this process."""
+    return os.environ.get(FORCE_VARIABLE) or None
+
+
+def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
+    """Names of `family` that match; None when only another family's do. Raises when none does."""
+    kernels = read_kernels(library)
+    matching = [kernel for kernel in kernels if fnmatch.fnmatchcase(kernel.name, pattern)]
+    if not matching:
+        near = _close_names(pattern, kernels)
+        raise NoKernelError(f"{FORCE_VARIABLE}={pattern} matches none of the {len(kernels)} kernels.{near}")
+    return {kernel.name for kernel in matching if kernel.family is family} or None
+
+
+def _named(
+    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params, name: str
+) -> tuple[KernelInfo, int]:
+    """The kernel with this name, and its num_splits. Raises the errors of `choose`."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"kernel={name!r} is a {type(name).__name__}; allowed is a kernel's name")
+    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    for kernel in pool:
+        if kernel.name == name:
+            reason = refusal(library, kernel, problem, device, params)
+            if reason is not None:
+                raise NoKernelError(f"kernel={name!r} cannot run {problem}: {reason}")
+            return kernel, model_of(kernel, problem, device).cost(problem)[1]
+    raise ArgumentError(
+        f"kernel={name!r} is not one of the {len(pool)} {family.value} kernels.{_close_names(name, pool)}"
+    )
+
+
+def _close_names(name: str, kernels: Iterable[KernelInfo]) -> str:
+    near = difflib.get_close_matches(name, [kernel.name for kernel in kernels], n=_NEAREST, cutoff=0.3)
+    return " Nearest: " + ", ".join(near) if near else ""
+
+
+def _nearest(
+    library: Library, pool: list[KernelInfo], problem: Problem, device: DeviceInfo, params: Params
+) -> str:
+    if not pool:
+        return "The library has no kernel of this family."
+    served = ", ".join(str(size) for size in sorted({row.head_dim for row in pool if not row.is_general}))
+    general = [row.head_dim for row in pool if row.is_general]
+    if general:
+        served += f"{', and' if served else ''} up to {max(general)} with general kernels"
+    lines = [f"Its kernels serve head_dim {served}. Nearest:"]
+    for kernel in sorted(pool, key=lambda kernel: _distance(kernel, problem))[:_NEAREST]:
+        lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, device, params)}")
+    return "\n".join(lines)
+
+
+def _distance(kernel: KernelInfo, problem: Problem) -> int:
+    """How far a row is from fitting: first by the number of mismatches, then by head_dim."""
+    return 1000 * len(mismatches(kernel, problem)) + abs(kernel.head_dim - problem.head_dim)

@@ -1,0 +1,139 @@
+"""What all operators of torch.ops.sdpa_cutlass share: registration, autocast, and the traced arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..call import checks, extras, rng
+from ..call.planning import Options, Result
+from ..dropout import checked_philox
+from ..errors import ArgumentError, UnsupportedError
+from ..library import torch_state
+from ..problem import Causal
+
+# The result is laid out as query is, so a compiler must hand over the strides that it traced.
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+
+_library = torch.library.Library("sdpa_cutlass", "DEF")
+
+
+def _autocast(device_type: str, op: Any, mask_position: int | None) -> Any:
+    """A kernel that casts as torch.autocast does, then calls `op` with autocast off."""
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        query, key, value = checks.autocast_inputs(*args[:3])
+        rest = list(args[3:])
+        if mask_position is not None and len(args) > mask_position:
+            rest[mask_position - 3] = extras.autocast_mask(args[mask_position], query)
+        with torch.autocast(device_type, enabled=False):
+            return op(query, key, value, *rest, **options)
+
+    return kernel
+
+
+def check_has_philox(p_dropout: float, philox: torch.Tensor | None) -> None:
+    """Raises ArgumentError: an operator that drew random numbers would not be pure."""
+    if philox is None and 0 < p_dropout < 1:
+        raise ArgumentError(f"philox is None and p_dropout={p_dropout!r}; the operator needs a tensor [2]")
+
+
+def no_lse(query: torch.Tensor) -> torch.Tensor:
+    """Stands for softmax_lse where it was not asked for."""
+    return torch.empty(0, dtype=torch.float32, device=query.device)
+
+
+_BACKENDS = frozenset({torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA})
+
+
+def _autograd(op: Any, backend_kernel: Any) -> Any:
+    """A kernel that refuses what torch would differentiate, and hands everything else on.
+
+    To the backend's kernel if that comes next: the dispatcher would take longer than the rest of the call.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            _check_no_derivatives(
+                {
+                    name: value
+                    for name, value in zip(names, args, strict=False)  # trailing defaults are left out
+                    if isinstance(value, torch.Tensor)
+                }
+            )
+        rest = keyset & torch._C._after_ADInplaceOrView_keyset
+        if rest.highestPriorityTypeId() in _BACKENDS:
+            return backend_kernel(*args, **options)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
+
+    return kernel
+
+
+def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
+    checks.check_no_grad(tensors)
+    for name, tensor in tensors.items():
+        if torch_state.has_tangent(tensor):
+            raise UnsupportedError(
+                f"{name} has a forward-mode gradient, and this version computes none: pass {name}.detach()"
+            )
+
+
+def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int | None = None) -> None:
+    """Defines torch.ops.sdpa_cutlass.`name`. Its first arguments are query, key and value."""
+    _library.define(f"{name}{schema}", tags=_TAGS)
+    op = getattr(torch.ops.sdpa_cutlass, name).default
+    torch.library.register_fake(f"sdpa_cutlass::{name}", fake, lib=_library)
+    _library.impl(name, torch.compiler.disable(_autograd(op, kernel)), "Autograd", with_keyset=True)
+    for device_type in ("CPU", "CUDA"):
+        _library.impl(name, torch.compiler.disable(kernel), device_type)  # else a graph break traces it
+        _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")
+
+
+def as_traced(value: Any) -> Any:
+    """A tensor; a NumPy array, which the compiler understands, becomes one."""
+    return value if value is None or isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def call_traced(
+    name: str, options: Options, tensors: Sequence[Any], rest: Sequence[Any], philox: Any, **more: Any
+) -> Result:
+    """torch.ops.sdpa_cutlass.`name`, or `name`_out, with the options that all operators have and `more`.
+
+    `tensors` are query, key, value and out or None; `rest` comes behind them, and `philox` behind that.
+    """
+    query, key, value, out = (as_traced(tensor) for tensor in tensors)
+    state = traced_philox(options.p_dropout, philox, query)
+    arguments = {
+        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
+        "scale": None if options.scale is None else float(options.scale),
+        "enable_gqa": options.enable_gqa,
+        "kernel_name": options.kernel,
+        "return_lse": options.return_lse,
+        "p_dropout": float(options.p_dropout),
+        **more,
+    }
+    ops = torch.ops.sdpa_cutlass
+    if out is None:
+        out, lse = getattr(ops, name)(query, key, value, *rest, state, **arguments)
+    else:
+        lse = getattr(ops, f"{name}_out")(query, key, value, out, *rest, state, **arguments)
+    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
+
+
+def traced_philox(p_dropout: float, philox: Any, query: torch.Tensor) -> torch.Tensor | None:
+    """What the operator takes as philox: a tensor, drawn on query's device where dropout needs one."""
+    if philox is None:
+        return rng.draw_on_device(query.device) if 0 < p_dropout < 1 else None
+    if isinstance(philox, torch.Tensor):
+        return philox
+    seed, offset = checked_philox(philox)
+    signed = [value - 2**64 if value >= 2**63 else value for value in (seed, offset)]
+    return torch.tensor(signed, dtype=torch.int64, device=query.device)

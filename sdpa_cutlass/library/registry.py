@@ -1,0 +1,195 @@
+"""The registry: one frozen row per kernel, read from the library and never from a second file."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from enum import Enum, IntFlag
+from typing import TYPE_CHECKING
+
+from ..errors import LibraryMismatchError
+from ..problem import DType, MaskType
+
+if TYPE_CHECKING:
+    from .abi import Library
+
+
+class Family(Enum):
+    """``FMHA_FWD``: the fused kernels. ``UNFUSED``: GEMM → softmax → GEMM, the baseline."""
+
+    FMHA_FWD = "fmha_fwd"
+    UNFUSED = "unfused"
+
+    __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
+
+
+class Op(Enum):
+    """What a kernel computes; the values are those of enum sdpa_op."""
+
+    FORWARD = 0
+
+
+class Takes(IntFlag):
+    """What a problem may need of a kernel: enum sdpa_takes."""
+
+    FULL = 1 << 0  # every query sees every key
+    CAUSAL = 1 << 1
+    BOOL = 1 << 2  # a boolean mask
+    BIAS16 = 1 << 3  # a mask to add, 16 bits an element
+    BIAS32 = 1 << 4
+    LENGTHS = 1 << 5  # a length for each sequence, causal aligned to it
+    PACKED = 1 << 6  # sequences one after another, without padding
+    UNDROPPED = 1 << 7
+    DROPOUT = 1 << 8
+    SMALLER_HEAD_DIM = 1 << 9  # than the kernel's, and another one for the values
+    SPLITS = 1 << 10  # several CTAs share the keys of a tile
+
+
+TAKES_OF_MASK: dict[MaskType | None, Takes] = {
+    None: Takes(0),
+    MaskType.BOOL: Takes.BOOL,
+    MaskType.F16: Takes.BIAS16,
+    MaskType.BF16: Takes.BIAS16,
+    MaskType.F32: Takes.BIAS32,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelInfo:
+    """One row of the registry. ``index`` is its place in the library that it was read from.
+
+    `takes` is what a problem may need of it, `details` the family's own choices as names and numbers. The
+    properties below read these two.
+    """
+
+    index: int
+    name: str
+    family: Family
+    op: Op = Op.FORWARD
+    dtype: DType
+    arch: int
+    head_dim: int
+    takes: Takes
+    details: tuple[tuple[str, int], ...]
+    smem_bytes: int
+    ctas_per_sm: int
+
+    def detail(self, name: str, default: int = 0) -> int:
+        """The value of a detail, or `default` where the family has none of that name."""
+        return dict(self.details).get(name, default)
+
+    @functools.cached_property
+    def block_m(self) -> int:
+        """Query rows of a CTA's tile."""
+        return self.detail("block_m")
+
+    @functools.cached_property
+    def block_n(self) -> int:
+        """Key rows of a step."""
+        return self.detail("block_n")
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """Steps whose operands are in flight."""
+        return self.detail("stages")
+
+    @functools.cached_property
+    def warps(self) -> int:
+        """Of one CTA."""
+        return self.detail("warps")
+
+    @functools.cached_property
+    def kv_groups(self) -> int:
+        """Warp groups of one CTA that share its query rows and split its keys."""
+        return self.detail("kv_groups", 1)
+
+    @functools.cached_property
+    def q_in_regs(self) -> bool:
+        """Q stays in registers, and its shared memory is reused for V."""
+        return bool(self.detail("q_in_regs"))
+
+    @functools.cached_property
+    def is_general(self) -> bool:
+        """Learns at run time whether it is causal, and takes smaller head dimensions than its own."""
+        return Takes.SMALLER_HEAD_DIM in self.takes
+
+    @functools.cached_property
+    def is_causal(self) -> bool:
+        """Computes causal attention only."""
+        return Takes.FULL not in self.takes
+
+    @functools.cached_property
+    def has_dropout(self) -> bool:
+        """Always drops."""
+        return Takes.DROPOUT in self.takes
+
+    @functools.cached_property
+    def is_split(self) -> bool:
+        """Its tiles hold the rows of all query heads of a key head, and several CTAs may share their keys."""
+        return Takes.SPLITS in self.takes
+
+    @functools.cached_property
+    def is_unbiased(self) -> bool:
+        """Takes boolean masks, but no bias."""
+        return Takes.BOOL in self.takes and Takes.BIAS16 not in self.takes
+
+    @property
+    def mask_types(self) -> tuple[MaskType, ...]:
+        """The masks that it takes."""
+        return tuple(mask for mask in MaskType if TAKES_OF_MASK[mask] in self.takes)
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return 32 * self.warps
+
+
+_DTYPES = (DType.F16, DType.BF16)  # in the order of enum sdpa_dtype
+_MASK_TYPES = (None, MaskType.BOOL, MaskType.F16, MaskType.BF16, MaskType.F32)  # and of enum sdpa_mask_type
+
+
+def dtype_code(dtype: DType) -> int:
+    """The C ABI's sdpa_dtype."""
+    return _DTYPES.index(dtype)
+
+
+def mask_code(mask: MaskType | None) -> int:
+    """The C ABI's sdpa_mask_type."""
+    return _MASK_TYPES.index(mask)
+
+
+def _takes(bits: int) -> Takes:
+    unknown = bits & ~sum(Takes)
+    if unknown:
+        raise ValueError(f"takes has the bits {unknown:#x}, which this package does not know")
+    return Takes(bits)
+
+
+@functools.cache
+def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
+    """Every row of `library`, in its order. Raises LibraryMismatchError for a row of unknown meaning."""
+    rows = []
+    for index in range(library.kernel_count()):
+        raw = library.kernel_info(index)
+        try:
+            row = KernelInfo(
+                index=index,
+                name=raw.name.decode(),
+                family=Family(raw.family.decode()),
+                dtype=_DTYPES[raw.dtype],
+                op=Op(raw.op),
+                arch=raw.arch,
+                head_dim=raw.head_dim,
+                takes=_takes(raw.takes),
+                details=tuple(
+                    (detail.name.decode(), detail.value) for detail in raw.details[: raw.num_details]
+                ),
+                smem_bytes=raw.smem_bytes,
+                ctas_per_sm=raw.ctas_per_sm,
+            )
+        except (ValueError, IndexError) as error:
+            raise LibraryMismatchError(
+                f"{library.path}: kernel row {index} is not understood: {error}"
+            ) from error
+        rows.append(row)
+    return tuple(rows)

@@ -1,0 +1,1 @@
+"""Signatures and meanings: the functions that users call."""

@@ -1,0 +1,213 @@
+"""The public functions on batches of equally long or padded sequences; packed ones are in varlen.py.
+
+Here are signatures and meanings only: calls.py has the way from arguments to a launch. Sources: Dao et al.,
+"FlashAttention" (2022) and "FlashAttention-2" (2023) for the fused algorithm; torch's
+F.scaled_dot_product_attention for the meaning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..call import array_calls, extras, torch_inputs
+from ..call.calls import run, run_general
+from ..call.checks import Layout
+from ..call.launch import library_for
+from ..call.planning import Inputs, Options
+from ..errors import ArgumentError, LibraryNotFoundError
+from ..library.abi import library
+from ..library.locate import Target
+from ..library.registry import Family, KernelInfo, read_kernels
+from ..problem import Causal
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..call.planning import ResultTuple
+    from ..dropout import PhiloxState
+
+__all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
+
+_FUSED, _UNFUSED, _TOP_LEFT = Family.FMHA_FWD, Family.UNFUSED, Causal.TOP_LEFT
+"""Members by themselves: before Python 3.12 each look-up in the enum takes 0.2 µs."""
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, forward only, in float16 and bfloat16.
+
+    query [..., Hq, Sq, D], key [..., Hkv, Sk, D], value [..., Hkv, Sk, Dv] → [..., Hq, Sq, Dv]. `attn_mask`
+    broadcasts to [..., Hq, Sq, Sk]: boolean (True = attend), or float16, bfloat16 or float32 of whatever
+    dtype query has, added to the scaled scores. `is_causal` lets row i see keys 0..i (top_left). `scale`
+    defaults to 1/sqrt(D). With `enable_gqa`, Hkv may be any divisor of Hq. A row that sees no key gives
+    zeros. Random bits come from torch's generator of the device.
+
+    Raises NotImplementedError for inputs that require grad and head dimensions beyond the kernels';
+    TypeError or ValueError, naming the argument, for anything else that is not allowed, such as attn_mask
+    together with is_causal.
+    """
+    causal = _TOP_LEFT if is_causal else None
+    try:
+        is_plain = attn_mask is None and dropout_p == 0.0 and True  # asked here, not below
+    except Exception:  # an array, which is refused below
+        is_plain = False
+    if is_plain:
+        return run(_FUSED, causal, scale, enable_gqa, None, False, query, key, value, None)[0]
+    if attn_mask is not None and is_causal:
+        raise ArgumentError(
+            "Explicit attn_mask should not be set when is_causal=True; attention(..., causal='top_left') "
+            "takes both"
+        )
+    bias = extras.causal_bias(attn_mask, query, key)
+    if bias is not None:
+        attn_mask, causal = None, bias
+    if type(dropout_p) is not float or not 0 <= dropout_p <= 1:
+        extras.dropout_probability(dropout_p, "dropout_p")
+    return run_general(
+        _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd",
+        query, key, value, None, attn_mask, None, None, None,
+    )[0]  # fmt: skip
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    causal: Causal | str | None = None,
+    scale: float | None = None,
+    p_dropout: float = 0.0,
+    philox: PhiloxState | tuple[int, int] | torch.Tensor | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    layout: Layout | str = "bhsd",
+    return_lse: bool = False,
+    return_philox: bool = False,
+    out: torch.Tensor | None = None,
+    enable_gqa: bool = True,
+    kernel: str | None = None,
+    softmax_lse: Any = None,
+    stream: Any = None,
+) -> torch.Tensor | tuple[Any, ...]:
+    """dropout(softmax(Q Kᵀ · scale + mask)) V through one fused kernel.
+
+    query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv], float16 or bfloat16, any strides → out
+    [B, Hq, Sq, Dv], laid out as query is. Hkv divides Hq unless `enable_gqa` is False. Fewer or more leading
+    dimensions work as in torch. D and Dv may be anything up to the largest kernel's head_dim; unless both
+    are multiples of 8, the tensors concerned are copied and filled up with zeros. Besides torch tensors, any
+    array with __dlpack__, __cuda_array_interface__ or __array_interface__ is read in place, kinds may be
+    mixed, and the results are torch tensors (`out` is returned as it was given). Under torch.autocast,
+    float32 inputs are cast as torch would, and a float mask along with them.
+
+    attn_mask: any shape that broadcasts to [B, Hq, Sq, Sk], any strides; boolean (True = attend), or float16,
+        bfloat16 or float32, added to the scaled scores. A boolean False or a bias of -inf hides a key.
+    causal: None, "top_left" (row i sees keys 0..i) or "bottom_right" (the last row sees every key).
+    scale: any finite number; 1/sqrt(D) by default.
+    p_dropout: the probability to drop a weight, 0 to 1; the others are divided by 1 - p_dropout. At 1 the
+        output is 0.
+    philox: the seed and offset that decide which weights are dropped (see `dropout_mask`): two integers in
+        [0, 2^64), or a tensor [2] of int64 or uint64 beside query, which is read when the kernel runs. By
+        default they come from torch's generator of the device.
+    seqlens_q, seqlens_k: int32 tensors [B] beside query, contiguous: how many rows of query and of key and
+        value each sequence really has. Read when the kernel runs, and cut to [0, S]. Rows beyond give 0 and
+        -inf, keys beyond are not read. "bottom_right" then counts from each sequence's own last row and key.
+    layout: "bhsd", or "bshd" for query, key, value and out as [B, S, H, D].
+    return_lse: also return softmax_lse [B, Hq, Sq] float32, natural log, before dropout; -inf for a row that
+        sees no key, whose output is 0.
+    return_philox: also return the seed and offset as a PhiloxState; as a tensor [2] on the device if given
+        so, or drawn there because a CUDA graph is captured or torch.compile traces the call.
+    out: write here; the last dimension contiguous, address and other strides multiples of 16 bytes, no
+        memory shared with the inputs.
+    kernel: the name of the kernel to run instead of the chosen one (see `kernels`).
+    softmax_lse: write softmax_lse into this float32 array, contiguous, whether or not it is returned.
+    stream: the CUDA stream to use: its handle as an integer, or an object with __cuda_stream__, cuda_stream
+        or ptr. By default torch's current one, else the one that `out` names in its
+        __cuda_array_interface__, else the legacy default stream.
+
+    With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
+    in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
+    what kernels read in place. torch cannot trace such calls. Keep them until the stream has done its work.
+
+    Returns out, or a tuple of out and what was asked for, in the order softmax_lse, philox.
+
+    Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched;
+    LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
+    """
+    try:
+        is_plain = (
+            attn_mask is None
+            and p_dropout == 0.0
+            and seqlens_q is None
+            and seqlens_k is None
+            and philox is None
+            and not return_philox
+            and layout == "bhsd"
+            and softmax_lse is None
+            and stream is None
+        )
+    except Exception:  # an array, which is refused here or below
+        is_plain, return_philox = False, torch_inputs.flag("return_philox", return_philox)
+    if is_plain:
+        out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+        return (out, lse) if return_lse else out
+    if softmax_lse is not None or stream is not None:
+        options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
+    result = run_general(
+        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
+        query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox,
+    )  # fmt: skip
+    return chosen(result, return_lse, return_philox)
+
+
+def unfused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: Causal | str | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    enable_gqa: bool = True,
+    kernel: str | None = None,
+) -> torch.Tensor | tuple[Any, ...]:
+    """`attention` through the piped baseline: CUTLASS GEMM → softmax → CUTLASS GEMM.
+
+    Same arguments, results and errors, as far as it goes: no masks, dropout or lengths, and D = Dv must be a
+    kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in a workspace from
+    torch's caching allocator.
+    """
+    out, lse, _ = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+    return (out, lse) if return_lse else out
+
+
+def kernels(target: Target | None = None) -> tuple[KernelInfo, ...]:
+    """Every kernel of `target`'s library; by default of the CUDA library if it is there, else the host one.
+
+    Raises LibraryNotFoundError when there is none, LibraryError when one is there and cannot be used.
+    """
+    if target is not None:
+        return read_kernels(library(target))
+    try:
+        return read_kernels(library(Target.CUDA))
+    except LibraryNotFoundError:
+        return read_kernels(library(Target.HOST))
+
+
+def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
+    """out alone, or the tuple that a public function returns."""
+    out, softmax_lse, philox = result
+    if return_philox:
+        return (out, softmax_lse, philox) if return_lse else (out, philox)
+    return (out, softmax_lse) if return_lse else out

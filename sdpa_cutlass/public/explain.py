@@ -1,0 +1,90 @@
+"""Which kernel would run, and why: every kernel with its refusal or its cost, and the one that is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..call import checks, planning
+from ..call.checks import Layout
+from ..call.launch import library_for, make_params
+from ..call.planning import Inputs, Options
+from ..choice.select import Candidate, Choice, candidates, choose
+from ..errors import ArgumentError
+from ..library.device import DeviceInfo
+from ..library.registry import Family
+from ..problem import Causal, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found. `str()` is a table: legal kernels cheapest first, then the refused ones."""
+
+    problem: Problem
+    device: DeviceInfo
+    library: Path
+    choice: Choice
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.problem}",
+            f"device   {self.device.name}, {self.device.sms} SMs",
+            f"library  {self.library}",
+            f"chosen   {self.choice.kernel.name} ({self.choice.reason})",
+            "",
+        ]
+        width = max(len(candidate.kernel.name) for candidate in self.candidates)
+        lines.append(f"  {'kernel':{width}}  {'CTAs':>7} {'waves':>7} {'useful':>7} {'model us':>9}  verdict")
+        others: Counter[str] = Counter()
+        for candidate in self.candidates:
+            kernel = candidate.kernel
+            cost, verdict = candidate.estimate, candidate.refusal or "legal"
+            if cost is None:
+                others[verdict.split("; ")[0]] += 1
+                continue
+            mark = "*" if kernel is self.choice.kernel else " "
+            numbers = f"{cost.ctas:7} {cost.waves:7.2f} {cost.useful:7.0%} {cost.microseconds:9.2f}"
+            lines.append(f"{mark} {kernel.name:{width}}  {numbers}  {verdict}")
+        lines += [f"  {count} kernels refused: {reason}" for reason, count in others.items()]
+        return "\n".join(lines)
+
+
+def explain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    causal: Causal | str | None = None,
+    scale: float | None = None,
+    p_dropout: float = 0.0,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    layout: Layout | str = "bhsd",
+    enable_gqa: bool = True,
+    kernel: str | None = None,
+    family: Family = Family.FMHA_FWD,
+) -> Explanation:
+    """The choice that `attention` (or, for Family.UNFUSED, `unfused_attention`) would make. Launches nothing.
+
+    Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
+    compute.
+    """
+    options = Options(family, causal, scale, enable_gqa, kernel, False, p_dropout, layout)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k)
+    operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
+    if problem.is_empty:
+        raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
+    native, device = library_for(operands.query)
+    q, k, v = (checks.loadable(tensor) for tensor in (operands.query, operands.key, operands.value))
+    out = v if problem.head_dim_v != problem.head_dim else q
+    params = make_params(problem, softmax_scale, q, k, v, out, None, given)
+    choice = choose(native, problem, family, device, params, name=kernel)
+    found = candidates(native, problem, family, device, params)
+    return Explanation(problem, device, native.path, choice, tuple(found))
