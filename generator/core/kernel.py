@@ -31,6 +31,18 @@ class Op(Enum):
         return f"SDPA_OP_{self.name}"
 
 
+class Accuracy(Enum):
+    """How near to the mathematics its results are: a choice crosses no line of these unasked."""
+
+    EXACT = "exact"  # logits in float32, roundings to the element type in P and in the result alone
+    ROUNDED_LOGITS = "rounded_logits"  # to 16 bits
+
+    @property
+    def c_name(self) -> str:
+        """The C ABI's enumerator."""
+        return f"SDPA_ACCURACY_{self.name}"
+
+
 class Takes(Flag):
     """What a problem may ask of a kernel: the C ABI's sdpa_takes, to which later versions append.
 
@@ -104,6 +116,7 @@ class Kernel(Tagged, ABC):
 
     family: ClassVar[str]  # a folder under templates/include/sdpa, and a template
     op: ClassVar[Op]
+    accuracy: ClassVar[Accuracy] = Accuracy.EXACT
     archs: ClassVar[tuple[Arch, ...]]  # that there are kernels for
     measured: ClassVar[str] = "one CTA"  # whose resources these are
 
@@ -130,6 +143,11 @@ class Kernel(Tagged, ABC):
     def unit(self) -> str:
         """The unit's file, relative to the output folder."""
         return f"units/{self.group}.cu"
+
+    @property
+    def code(self) -> str:
+        """What its unit is compiled for, in CMake's words."""
+        return self.arch.limits.cmake_architectures
 
     @property
     @abstractmethod

@@ -29,7 +29,7 @@ from ..errors import (
 from . import cpu_features
 from .locate import Target, locate
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
@@ -126,7 +126,9 @@ class RawKernelInfo(ctypes.Structure):
         ("dtype", c_int32),
         ("name", c_char_p),
         ("family", c_char_p),
+        ("code", c_char_p),
         ("op", c_int32),
+        ("accuracy", c_int32),
         ("arch", c_int32),
         ("head_dim", c_int32),
         ("num_details", c_int32),

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Family(Enum):
-    """``FMHA_FWD``: the fused kernels. ``UNFUSED``: GEMM → softmax → GEMM, the baseline."""
+    """``FMHA_FWD``: the fused kernels. ``UNFUSED``: GEMM → softmax → GEMM, the baseline.
+
+    Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
+    (`KernelInfo.serves`).
+    """
 
     FMHA_FWD = "fmha_fwd"
     UNFUSED = "unfused"
@@ -27,6 +31,13 @@ class Op(Enum):
     """What a kernel computes; the values are those of enum sdpa_op."""
 
     FORWARD = 0
+
+
+class Accuracy(Enum):
+    """How near to the mathematics a kernel's results are; the values are those of enum sdpa_accuracy."""
+
+    EXACT = 0
+    ROUNDED_LOGITS = 1  # logits may be rounded to 16 bits
 
 
 class Takes(IntFlag):
@@ -58,21 +69,39 @@ TAKES_OF_MASK: dict[MaskType | None, Takes] = {
 class KernelInfo:
     """One row of the registry. ``index`` is its place in the library that it was read from.
 
-    `takes` is what a problem may need of it, `details` the family's own choices as names and numbers. The
-    properties below read these two.
+    `takes` is what a problem may need of it, `details` the family's own choices as names and numbers, `code`
+    what its unit is compiled for in CMake's words, `arch` the compute capability that it is tuned for. The
+    properties below read these.
     """
 
     index: int
     name: str
     family: Family
     op: Op = Op.FORWARD
+    accuracy: Accuracy = Accuracy.EXACT
     dtype: DType
     arch: int
+    code: str = "89"
     head_dim: int
     takes: Takes
     details: tuple[tuple[str, int], ...]
     smem_bytes: int
     ctas_per_sm: int
+
+    def serves(self, asked: Family) -> bool:
+        """Whether it competes where `asked` is asked for.
+
+        FMHA_FWD stands for attention itself: any family's exact forward kernels compete. Others stand for
+        their own kernels.
+        """
+        if asked is Family.FMHA_FWD:
+            return self.op is Op.FORWARD and self.accuracy is Accuracy.EXACT
+        return self.family is asked
+
+    @functools.cached_property
+    def is_for_one_arch(self) -> bool:
+        """Its machine code has instructions of one architecture and runs there alone ("90a-real")."""
+        return self.code.partition("-")[0].endswith("a")
 
     def detail(self, name: str, default: int = 0) -> int:
         """The value of a detail, or `default` where the family has none of that name."""
@@ -178,7 +207,9 @@ def read_kernels(library: Library) -> tuple[KernelInfo, ...]:
                 family=Family(raw.family.decode()),
                 dtype=_DTYPES[raw.dtype],
                 op=Op(raw.op),
+                accuracy=Accuracy(raw.accuracy),
                 arch=raw.arch,
+                code=raw.code.decode(),
                 head_dim=raw.head_dim,
                 takes=_takes(raw.takes),
                 details=tuple(

@@ -13,7 +13,7 @@ from .conftest import manifest_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 C_API = REPOSITORY / "templates/include/sdpa/c_api.h"
-FIELDS = ("arch", "head_dim", "smem_bytes", "ctas_per_sm")
+FIELDS = ("arch", "code", "head_dim", "smem_bytes", "ctas_per_sm")
 
 
 def declared_functions() -> set[str]:
@@ -62,6 +62,7 @@ def test_registry_is_the_manifest(library: Library) -> None:
         assert kernel.family.value == row["family"], name
         assert kernel.dtype.value == row["dtype"], name
         assert kernel.op.name.lower() == row["op"], name
+        assert kernel.accuracy.name.lower() == row["accuracy"], name
         assert [bit.name.lower() for bit in Takes if bit in kernel.takes] == row["takes"], name
         assert dict(kernel.details) == row["details"], name
         for field in FIELDS:

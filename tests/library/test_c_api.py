@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.core.kernel import Op, Takes
-from sdpa_cutlass.choice import cost_model
+from generator.core.kernel import Accuracy, Op, Takes
+from sdpa_cutlass.choice.cost import fmha_fwd
 from sdpa_cutlass.library import abi, registry
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
@@ -90,7 +90,7 @@ def test_constants() -> None:
     assert int(version[1]) == abi.ABI_VERSION
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
-    assert int(tiles[1]) == abi.MAX_TILES == cost_model._MAX_SPLIT_TILES
+    assert int(tiles[1]) == abi.MAX_TILES == fmha_fwd._MAX_SPLIT_TILES
 
 
 def test_every_status_but_ok_has_an_error() -> None:
@@ -102,6 +102,12 @@ def test_every_status_but_ok_has_an_error() -> None:
 def test_what_kernels_take_is_numbered_alike(words: type[enum.Flag]) -> None:
     in_c = {name: 1 << int(bit) for name, bit in re.findall(r"SDPA_TAKES_(\w+) = 1 << (\d+)", _code())}
     assert {bit.name: bit.value for bit in words} == in_c
+
+
+def test_accuracies_are_numbered_alike() -> None:
+    in_c = {name: int(value) for name, value in re.findall(r"SDPA_ACCURACY_(\w+) = (\d+)", _code())}
+    assert {accuracy.name: accuracy.value for accuracy in registry.Accuracy} == in_c
+    assert [accuracy.name for accuracy in Accuracy] == list(in_c)
 
 
 def test_ops_are_numbered_alike() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
-from generator.core.kernel import ELEMENT_BYTES, Kernel, Op, Takes, ceil_div
+from generator.core.kernel import ELEMENT_BYTES, Accuracy, Kernel, Op, Takes, ceil_div
 
 BLOCK_K = 32  # the inner dimension of one step of the first GEMM
 OTHER_REGISTERS = 64  # of a thread, next to its accumulators: addresses, fragments
@@ -21,6 +21,7 @@ class Unfused(Kernel):
 
     family: ClassVar[str] = "unfused"
     op: ClassVar[Op] = Op.FORWARD
+    accuracy: ClassVar[Accuracy] = Accuracy.ROUNDED_LOGITS
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
     measured: ClassVar[str] = "one CTA of the first GEMM"
 

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 6
+#define SDPA_ABI_VERSION 7
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -134,6 +134,12 @@ typedef struct sdpa_plan sdpa_plan;
 /* What a kernel computes. */
 typedef enum sdpa_op { SDPA_OP_FORWARD = 0 } sdpa_op;
 
+/* How near to the mathematics. A choice among kernels crosses no line of these unasked; later versions append. */
+typedef enum sdpa_accuracy {
+  SDPA_ACCURACY_EXACT = 0,         /* logits in float32, roundings to the element type in P and in the result alone */
+  SDPA_ACCURACY_ROUNDED_LOGITS = 1 /* logits may be rounded to 16 bits */
+} sdpa_accuracy;
+
 /* What a problem may need of a kernel, one bit each; later versions append. Every problem needs one of FULL and CAUSAL,
  * and one of UNDROPPED and DROPOUT. generator/core/kernel.py has the same. */
 typedef enum sdpa_takes {
@@ -162,7 +168,10 @@ typedef struct sdpa_kernel_info {
   int32_t dtype;
   const char *name;   /* the kernel's symbol, the manifest's key, the tuned tables' value */
   const char *family; /* "fmha_fwd" or "unfused" */
+  const char *code;   /* what its unit is compiled for, as CMake writes it: "89" is sm_89 code and PTX, "90a-real" code
+                       * for sm_90a alone. Code without a letter is built for sdpa_build_info.archs instead */
   int32_t op;         /* sdpa_op */
+  int32_t accuracy;   /* sdpa_accuracy */
   int32_t arch;       /* the compute capability that it is tuned for, times ten */
   int32_t head_dim;   /* its own, and with SMALLER_HEAD_DIM the largest */
   int32_t num_details;

@@ -30,7 +30,9 @@ struct KernelFacts {
   const char *name;
   const char *family;
   sdpa_op op;
+  sdpa_accuracy accuracy;
   int32_t arch;
+  const char *code;
   sdpa_dtype dtype;
   int32_t head_dim;
   uint64_t takes;
@@ -58,7 +60,9 @@ constexpr KernelRow make_row(const KernelFacts &facts, const sdpa_detail (&detai
   row.info.dtype = facts.dtype;
   row.info.name = facts.name;
   row.info.family = facts.family;
+  row.info.code = facts.code;
   row.info.op = facts.op;
+  row.info.accuracy = facts.accuracy;
   row.info.arch = facts.arch;
   row.info.head_dim = facts.head_dim;
   row.info.takes = facts.takes;

@@ -195,7 +195,9 @@ def test_an_arch_has_headers_and_is_what_cmake_compiles_for() -> None:
     options = (ROOT / "cmake/options.cmake").read_text(encoding="utf-8")
     default = re.search(r'SDPA_CUDA_ARCHS "([^"]*)"', options)
     assert default is not None
-    assert {arch.limits.cmake_architectures for arch in Arch} == set(default[1].split(";"))
+    codes = {arch.limits.cmake_architectures for arch in Arch}
+    own = {code for code in codes if re.fullmatch(r"\d+a-real", code)}  # always for that one
+    assert codes - own == set(default[1].split(";"))
     for arch in Arch:
         assert (TEMPLATES / f"include/sdpa/arch/{arch.limits.instructions}.cuh").is_file()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from generator.core import arch
+from generator.core.arch import Arch
 from generator.core.family import TEMPLATES
 from generator.core.render import MANIFEST, MARKER, Sources, UnprintableValueError, manifest_row, render
 from generator.core.space import Space
@@ -201,13 +203,32 @@ def test_a_filter_is_never_printed_into_code(glob: str, tiny: Space, sources: So
         assert digests.sub("", files[path]) == digests.sub("", plain[path])
 
 
-@pytest.mark.parametrize("value", ['"', "a b", "a;b", "a::", "", "é", 1.5, None, [1]])
+@pytest.mark.parametrize("value", ['"', "a b", "a;b", "a::", "", "é", "a-b", "90a-", 1.5, None, [1]])
 def test_templates_print_names_and_numbers_only(value: object, tiny: Space, sources: Sources) -> None:
     template = "{{ VALUE }}\n" if not isinstance(value, str) else "{{ '" + value + "' }}\n"
     template = template.replace("VALUE", repr(value))
     broken = replace(sources, templates={**sources.templates, "registry.cpp.j2": template})
     with pytest.raises(UnprintableValueError, match="may not print"):
         render(tiny, broken)
+
+
+def test_templates_print_architectures(tiny: Space, sources: Sources) -> None:
+    template = "{{ '90a-real' }} {{ '89' }} {{ '80-virtual' }}\n"
+    files = render(tiny, replace(sources, templates={**sources.templates, "registry.cpp.j2": template}))
+    assert files["registry.cpp"] == "90a-real 89 80-virtual\n"
+
+
+def test_what_units_say_of_the_architecture_is_its_own(
+    tiny: Space, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(Arch.SM89.limits, compute_capability=77, cmake_architectures="77a-real")
+    monkeypatch.setitem(arch._LIMITS, Arch.SM89, other)
+    files = render(tiny, sources)
+    for kernel in tiny.kernels:
+        assert re.search(r'\b77, "77a-real",', files[kernel.unit])
+        assert not re.search(r"\b89\b", files[kernel.unit])
+    rows = json.loads(files[MANIFEST])["kernels"]
+    assert {(row["arch"], row["code"]) for row in rows} == {(77, "77a-real")}
 
 
 def test_a_misspelt_variable_is_an_error(tiny: Space, sources: Sources) -> None:

@@ -14,7 +14,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 3;
 
-extern const char *const kGeneratorDigest = "cc7b6d2466f3f0dc677fd7a15a54ffe9694fddcebe59ca2b057ef25a4a6f041c";
+extern const char *const kGeneratorDigest = "13e7b027909721a095cbb85df50f3e68b0e3d09015943a28d4321624cf302af6";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -9,4 +9,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST cc7b6d2466f3f0dc677fd7a15a54ffe9694fddcebe59ca2b057ef25a4a6f041c)
+set(SDPA_GENERATED_DIGEST 13e7b027909721a095cbb85df50f3e68b0e3d09015943a28d4321624cf302af6)
