@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.cli.tuning.derive import Choice, geometric_mean
 from sdpa_cutlass.library.device import DeviceInfo
 from sdpa_cutlass.library.registry import KernelInfo

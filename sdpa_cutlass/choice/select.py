@@ -3,10 +3,11 @@
 A kernel is legal when its code runs on the device (`unsupported`), its registry row takes the problem
 (`mismatches`), and the library has nothing against strides and alignment. `SDPA_CUTLASS_FORCE_KERNEL=<glob>`
 narrows the choice to the kernels whose names match. It is read once, at the first choice of the process, and
-leaves a family alone when only names of the other one match. General kernels come behind the plain ones that
-can run a problem: they are slower, and are only needed by problems with a mask, dropout, lengths or a rare
-head_dim. Split kernels compete with the plain ones where they have something to gain: query heads to pack or
-keys to share out (`order`).
+leaves a family alone when only names of others match. Of all kernels that compete (`KernelInfo.serves`), the
+cheapest is taken. General kernels come behind their family's plain ones that can run a problem: they are
+slower, and are only needed by problems with a mask, dropout, lengths or a rare head_dim. Split kernels
+compete with the plain ones where they have something to gain: query heads to pack or keys to share out
+(`order`).
 
 A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
 once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
@@ -20,9 +21,8 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
 from ..library.abi import Library, Params
@@ -30,10 +30,7 @@ from ..library.device import DeviceInfo, archs_serve
 from ..library.locate import Target
 from ..library.registry import TAKES_OF_MASK, Family, KernelInfo, Takes, read_kernels
 from ..problem import Kind, Problem
-from .cost_model import Estimate, Model, model_of
-
-if TYPE_CHECKING:
-    from .tuned_table import TunedRow
+from .cost import Estimate, Model, model_of
 
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
 _NEAREST = 5  # refused kernels that an error lists
@@ -112,46 +109,29 @@ _WITHOUT = {
 def unsupported(kernel: KernelInfo, library: Library, device: DeviceInfo) -> str | None:
     """Why the code of `kernel` does not run on `device`, or None when it does.
 
-    Its code is machine code of `kernel.arch` and PTX, which newer GPUs run too. On an older GPU of the same
-    major version, it runs if the library was built for that one as well. The host runs every kernel.
+    The host runs every kernel.
     """
+    if device.target is Target.HOST or _runs_on(kernel, library, device.compute_capability):
+        return None
     major, minor = device.compute_capability
-    if device.target is Target.HOST or kernel.arch <= 10 * major + minor:
-        return None
-    if kernel.arch // 10 == major and archs_serve(library.build.archs, device.compute_capability):
-        return None
     return f"is for sm_{kernel.arch}, and {device.name} is sm_{major}{minor}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """A measured choice: its row, the name of the table, and how many octaves away it was measured."""
-
-    row: TunedRow
-    table: str
-    distance: float
-
-    def __str__(self) -> str:
-        text = f"tuned table {self.table}: {self.row.gpu_ns / 1e3:.2f} µs at {self.row.bucket}"
-        return text + (f", {self.distance:.2f} octaves from here" if self.distance else "")
-
-
-def tuned_kernel(library: Library, problem: Problem, device: DeviceInfo) -> Tuned | None:
-    """The fused kernel that was measured to be the fastest nearby; None without a table or a row near enough.
-
-    The first call reads the tuned table, and warns when there is one that cannot be used.
+def _runs_on(kernel: KernelInfo, library: Library, compute_capability: tuple[int, int]) -> bool:
+    """Machine code with the instructions of one architecture runs there alone. Other code is machine code of
+    `kernel.arch` and PTX, which newer GPUs run too; on an older GPU of the same major version, it runs if the
+    library was built for that one as well.
     """
-    from . import tuned_lookup  # nothing of it is needed before the first choice
-
-    tables = tuned_lookup.tables_for(library, device)
-    if tables is None:
-        return None
-    found = tables.nearest_to(problem)
-    return None if found is None else Tuned(found[0], tables.path.name, found[1])
+    if kernel.is_for_one_arch:
+        return archs_serve(kernel.code, compute_capability)
+    major, minor = compute_capability
+    if kernel.arch <= 10 * major + minor:
+        return True
+    return kernel.arch // 10 == major and archs_serve(library.build.archs, compute_capability)
 
 
 class Offer:
-    """The legal kernels of one family on one device for the problems of one kind, and their models."""
+    """The legal kernels that compete on one device for the problems of one kind, and their models."""
 
     def __init__(self, library: Library, problem: Problem, family: Family, device: DeviceInfo) -> None:
         legal = [
@@ -159,10 +139,14 @@ class Offer:
             for kernel in _rows(library, family, device)
             if not mismatches(kernel, problem)
         ]
-        self.has_plain = any(not kernel.is_general for kernel, _ in legal)
+        self.plain = families_with_plain(kernel for kernel, _ in legal)
         self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
-        self._may_win = [pair for pair in legal if not self._is_behind(pair[0])]
-        self._behind = [pair for pair in legal if self._is_behind(pair[0])]
+        # Behind the plain ones of its family, unless it has something to gain by splitting.
+        lags = [kernel.is_general and kernel.family in self.plain for kernel, _ in legal]
+        self._may_win = [
+            (*pair, lag) for pair, lag in zip(legal, lags, strict=True) if pair[0].is_split or not lag
+        ]
+        self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
         self._latest: tuple[tuple[int, ...], list[_Priced], list[_Priced]] = (), [], []
 
@@ -194,16 +178,13 @@ class Offer:
             return first, then
         packs = problem.num_heads_q > problem.num_heads_kv
         first, then = [], []
-        for kernel, model in self._may_win:
+        for kernel, model, lags_behind in self._may_win:
             cycles, num_splits = model.cost(problem)
-            is_first = not (self.has_plain and kernel.is_general) or packs or num_splits > 1
+            is_first = not lags_behind or packs or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
         first.sort(key=_price)
         self._latest = sizes, first, then
         return first, then
-
-    def _is_behind(self, kernel: KernelInfo) -> bool:
-        return self.has_plain and kernel.is_general and not kernel.is_split
 
 
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
@@ -212,19 +193,24 @@ _price = operator.itemgetter(0, 1)
 
 @functools.cache
 def _rows(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
-    """The rows of `family` whose code runs on `device`."""
+    """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
     return tuple(
         kernel
         for kernel in read_kernels(library)
-        if kernel.family is family and unsupported(kernel, library, device) is None
+        if kernel.serves(family) and _runs_on(kernel, library, device.compute_capability)
     )
+
+
+def families_with_plain(kernels: Iterable[KernelInfo]) -> frozenset[Family]:
+    """Those whose general kernels have plain ones before them."""
+    return frozenset(kernel.family for kernel in kernels if not kernel.is_general)
 
 
 _offers: dict[tuple[Library, Family, DeviceInfo, Kind], Offer] = {}
 
 
 def offer(library: Library, problem: Problem, family: Family, device: DeviceInfo) -> Offer:
-    """What `family` has for problems of the kind of `problem`. May be empty."""
+    """What competes for `family` and problems of the kind of `problem`. May be empty."""
     key = (library, family, device, problem.kind)
     found = _offers.get(key)
     if found is None:
@@ -241,15 +227,18 @@ def ranking(
     """The legal kernels as far as their rows tell, sorted by `order`. May be empty."""
     found = offer(library, problem, family, device)
     legal = [(kernel, model.estimate(problem)) for kernel, model in found.models]
-    return tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, has_plain=found.has_plain)))
+    return tuple(sorted(legal, key=lambda pair: order(pair[0], pair[1], problem, found.plain)))
 
 
 def order(
-    kernel: KernelInfo, cost: Estimate, problem: Problem, *, has_plain: bool
+    kernel: KernelInfo, cost: Estimate, problem: Problem, plain: Set[Family]
 ) -> tuple[bool, float, str]:
-    """Sorts a ranking. With plain kernels in it, general ones are behind, unless splitting has a gain."""
+    """Sorts a ranking by price; the general kernels of families in `plain` are behind.
+
+    Those have plain kernels in the ranking. What has a gain from splitting is not behind.
+    """
     gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
-    return has_plain and kernel.is_general and not gains, cost.cycles, kernel.name
+    return kernel.is_general and kernel.family in plain and not gains, cost.cycles, kernel.name
 
 
 def choose(
@@ -277,7 +266,9 @@ def choose(
         ranked = (pair for pair in ranked if pair[0].name in forced)
     tuned = None
     if forced is None and family is Family.FMHA_FWD:
-        tuned = tuned_kernel(library, problem, device)
+        from . import tuned_lookup  # nothing of it is needed before the first choice
+
+        tuned = tuned_lookup.tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
 
     def place(pair: tuple[KernelInfo, int]) -> tuple[bool, bool]:
@@ -291,7 +282,7 @@ def choose(
             if forced is not None:
                 return Choice(kernel, num_splits, f"{FORCE_VARIABLE}={pattern}")
             return Choice(kernel, num_splits, str(tuned) if kernel.name == fastest else "cost model")
-    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    pool = [kernel for kernel in read_kernels(library) if kernel.serves(family)]
     what = f"no {family.value} kernel can run {problem}"
     if forced is not None:
         pool = [kernel for kernel in pool if kernel.name in forced]
@@ -302,21 +293,23 @@ def choose(
 def candidates(
     library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
 ) -> list[Candidate]:
-    """Every kernel of `family`: the legal ones in the order of `ranking`, then the others, nearest first."""
+    """All that compete for `family`: legal kernels in the order of `ranking`, then the others by distance."""
     ranked = ranking(library, problem, family, device)
     estimates = {kernel.index: cost for kernel, cost in ranked}
-    has_plain = any(not kernel.is_general for kernel, _ in ranked)
-    found = [
-        Candidate(kernel, refusal(library, kernel, problem, device, params), estimates.get(kernel.index))
-        for kernel in read_kernels(library)
-        if kernel.family is family
-    ]
+    plain = families_with_plain(kernel for kernel, _ in ranked)
+    found = []
+    for kernel in read_kernels(library):
+        if kernel.serves(family):
+            reason, cost = refusal(library, kernel, problem, device, params), estimates.get(kernel.index)
+            if reason is None and cost is None:
+                reason = f"is for sm_{kernel.arch}, and {device.name} runs it when it is named"
+            found.append(Candidate(kernel, reason, cost))
 
     def placed(candidate: Candidate) -> tuple[bool, int, tuple[bool, float, str]]:
         kernel = candidate.kernel
         if candidate.refusal is not None or candidate.estimate is None:
             return True, _distance(kernel, problem), (False, 0.0, "")
-        return False, 0, order(kernel, candidate.estimate, problem, has_plain=has_plain)
+        return False, 0, order(kernel, candidate.estimate, problem, plain)
 
     return sorted(found, key=placed)
 
@@ -354,7 +347,7 @@ def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
     if not matching:
         near = _close_names(pattern, kernels)
         raise NoKernelError(f"{FORCE_VARIABLE}={pattern} matches none of the {len(kernels)} kernels.{near}")
-    return {kernel.name for kernel in matching if kernel.family is family} or None
+    return {kernel.name for kernel in matching if kernel.serves(family)} or None
 
 
 def _named(
@@ -363,7 +356,7 @@ def _named(
     """The kernel with this name, and its num_splits. Raises the errors of `choose`."""
     if not isinstance(name, str):
         raise ArgumentTypeError(f"kernel={name!r} is a {type(name).__name__}; allowed is a kernel's name")
-    pool = [kernel for kernel in read_kernels(library) if kernel.family is family]
+    pool = [kernel for kernel in read_kernels(library) if kernel.serves(family)]
     for kernel in pool:
         if kernel.name == name:
             reason = refusal(library, kernel, problem, device, params)

@@ -2,8 +2,9 @@
 
 Order: the path in SDPA_CUTLASS_TUNED_TABLE, alone, when it is set ("off": no table at all); otherwise the
 user's own, `<cache>/sdpa_cutlass/tuned/<gpu>.json` with XDG_CACHE_HOME or ~/.cache for <cache>, which is
-where `python -m sdpa_cutlass tune` writes; then the one that the package ships, `tuned/<gpu>.json` beside
-this file. <gpu> is the GPU's name as `file_stem` writes it. On a CPU only the variable counts.
+where `python -m sdpa_cutlass tune` writes; then the one that the package ships,
+`sdpa_cutlass/tuned/<gpu>.json`. <gpu> is the GPU's name as `file_stem` writes it. On a CPU only the variable
+counts.
 
 A table is looked for once for each library and device, at the first choice of a kernel. One that is not for
 them, or not a table, is announced by a warning and passed over; no error ever comes from here. Tables are
@@ -107,6 +108,31 @@ def find(library: Library, device: DeviceInfo, complaints: list[str]) -> Tables 
         else:
             return Tables(path, table, Nearest(table), HeadDims(kernels))
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A measured choice: its row, the name of the table, and how many octaves away it was measured."""
+
+    row: TunedRow
+    table: str
+    distance: float
+
+    def __str__(self) -> str:
+        text = f"tuned table {self.table}: {self.row.gpu_ns / 1e3:.2f} µs at {self.row.bucket}"
+        return text + (f", {self.distance:.2f} octaves from here" if self.distance else "")
+
+
+def tuned_kernel(library: Library, problem: Problem, device: DeviceInfo) -> Tuned | None:
+    """The fused kernel that was measured to be the fastest nearby; None without a table or a row near enough.
+
+    The first call reads the tuned table, and warns when there is one that cannot be used.
+    """
+    tables = tables_for(library, device)
+    if tables is None:
+        return None
+    found = tables.nearest_to(problem)
+    return None if found is None else Tuned(found[0], tables.path.name, found[1])
 
 
 def default_paths(device: DeviceInfo) -> list[Path]:

@@ -129,7 +129,7 @@ class HeadDims:
     """The head dimensions that a library's fused kernels serve."""
 
     def __init__(self, kernels: Iterable[KernelInfo]) -> None:
-        fused = [kernel for kernel in kernels if kernel.family is Family.FMHA_FWD]
+        fused = [kernel for kernel in kernels if kernel.serves(Family.FMHA_FWD)]
         self.plain = frozenset(kernel.head_dim for kernel in fused if not kernel.is_general)
         self.general = sorted({kernel.head_dim for kernel in fused if kernel.is_general})
 
@@ -206,7 +206,7 @@ def _gpu_text(name: str, capability: tuple[int, int], sms: int) -> str:
 def _unsuited(kernel: KernelInfo, bucket: Bucket) -> str | None:
     """What of its registry row keeps `kernel` from running the problems of `bucket`."""
     parts = bucket.kind.split("+")
-    if kernel.family is not Family.FMHA_FWD:
+    if not kernel.serves(Family.FMHA_FWD):
         return "is no fused kernel"
     if kernel.dtype is not bucket.dtype:
         return f"is for {kernel.dtype.value}"

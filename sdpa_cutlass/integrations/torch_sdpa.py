@@ -366,7 +366,7 @@ def cuda_head_dims() -> dict[Any, HeadDims]:
 
 
 def _head_dims(target: Target) -> HeadDims:
-    rows = [row for row in read_kernels(library(target)) if row.family is Family.FMHA_FWD]
+    rows = [row for row in read_kernels(library(target)) if row.serves(Family.FMHA_FWD)]
     general = [row for row in rows if row.is_general]
     return HeadDims(
         plain=frozenset(row.head_dim for row in rows if not row.is_general),

@@ -11,31 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, attention, kernels
+from sdpa_cutlass import Causal, DType, Family, MaskType, Problem, attention, kernels
 from sdpa_cutlass.call.launch import make_params
-from sdpa_cutlass.choice import cost_model, select
-from sdpa_cutlass.choice.cost_model import MODELS, estimate, model_of
+from sdpa_cutlass.choice import select
+from sdpa_cutlass.choice.cost import estimate, fmha_fwd, model_of
 from sdpa_cutlass.choice.visible_keys import CausalRows, floor_sum
-from sdpa_cutlass.errors import ArgumentTypeError, LibraryMismatchError, NoKernelError
-from sdpa_cutlass.library.abi import Library, Params, library
+from sdpa_cutlass.errors import ArgumentTypeError
+from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from tests.library.cards import made_card
-
-L4, H200 = made_card("L4", (8, 9), 58, 1024), made_card("H200", (9, 0), 132, 2580)
-
-
-def made_problem(**changes: Any) -> Problem:
-    values: dict[str, Any] = {
-        "dtype": DType.F16,
-        "batch": 1,
-        "num_heads_q": 8,
-        "num_heads_kv": 2,
-        "seqlen_q": 1,
-        "seqlen_k": 3000,
-        "head_dim": 64,
-    }
-    return Problem(**{**values, **changes})
+from tests.library.decoding import H200, L4, asked_params, made_problem
 
 
 def random_problems(count: int, seed: int = 0) -> Iterator[Problem]:
@@ -69,10 +54,10 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
     legal = [
         (row, estimate(row, problem, device))
         for row in kernels(Target.HOST)
-        if row.family is family and not select.mismatches(row, problem)
+        if row.serves(family) and not select.mismatches(row, problem)
     ]
-    has_plain = any(not row.is_general for row, _ in legal)
-    legal.sort(key=lambda pair: select.order(pair[0], pair[1], problem, has_plain=has_plain))
+    plain = {row.family for row, _ in legal if not row.is_general}
+    legal.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
     return [(row.name, cost.num_splits) for row, cost in legal]
 
 
@@ -160,28 +145,23 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
     for row in (row for row in kernels(Target.HOST) if row.is_split):
         problem = made_problem(dtype=row.dtype, head_dim=row.head_dim)
         model = model_of(row, problem, card)
-        round_cycles = cost_model._work(row, problem, card).cycles(1)
+        round_cycles = fmha_fwd._work(row, problem, card).cycles(1)
         for _ in range(300):
             tiles, rows = draw.choice((1, 2, 5, 8, 40, 200, 2000)), draw.randint(1, row.block_m)
             blocks = int(2 ** draw.uniform(0, 12))
             most = min(card.sms // tiles, blocks // row.kv_groups, 64)
             prices = {
                 count: -(-blocks // (count * row.kv_groups)) * round_cycles
-                + cost_model._meeting_cycles(row, rows, count)
+                + fmha_fwd._meeting_cycles(row, rows, count)
                 for count in range(1, max(most, 1) + 1)
             }
             best = min(prices, key=prices.__getitem__)
-            assert model._split(tiles, blocks, rows) == (best, cost_model._meeting_cycles(row, rows, best))
+            assert model._split(tiles, blocks, rows) == (best, fmha_fwd._meeting_cycles(row, rows, best))
             several += best > 1
     assert several > 100
 
 
 # ---- asking ----
-
-
-def asked_params(problem: Problem) -> Params:
-    q, k = torch.zeros(1, 8, 1, 64).half(), torch.zeros(1, 2, 3000, 64).half()
-    return make_params(problem, 0.125, q, k, k, torch.empty_like(q), None)
 
 
 def test_a_question_writes_nothing() -> None:
@@ -215,109 +195,3 @@ def test_a_kernel_is_named_by_a_string(name: Any) -> None:
     q = torch.zeros(1, 2, 9, 64).half()
     with pytest.raises(ArgumentTypeError, match=r"kernel=.* is a .*; allowed is a kernel's name"):
         attention(q, q, q, kernel=name)
-
-
-# ---- devices and families ----
-
-
-class Rows(Library):
-    """A library with the rows that it is given; kernels refuse nothing."""
-
-    def __init__(self, rows: list[KernelInfo], archs: str) -> None:
-        native = library(Target.HOST)
-        self.path = native.path
-        self.build = dataclasses.replace(native.build, target=Target.CUDA, archs=archs)
-        self.rows = tuple(rows)
-
-    def refusal(self, index: int, params: Params) -> str | None:
-        return None
-
-
-@pytest.fixture
-def rows_of_two_archs(monkeypatch: pytest.MonkeyPatch) -> Rows:
-    """Each fused d64 row twice: for sm_89 as it is, and a faster one for sm_90."""
-    rows: list[KernelInfo] = []
-    for row in kernels(Target.HOST):
-        if row.family is Family.FMHA_FWD and row.head_dim == 64:
-            newer = {
-                "arch": 90,
-                "name": row.name.replace("sm89", "sm90"),
-                "ctas_per_sm": 4,
-                "smem_bytes": 8192,
-            }
-            for made in (row, dataclasses.replace(row, **newer)):
-                rows.append(dataclasses.replace(made, index=len(rows)))
-    made_library = Rows(rows, "89;90-real")
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
-    return made_library
-
-
-def names(native: Rows, device: DeviceInfo, **changes: Any) -> list[str]:
-    problem = made_problem(**changes)
-    found = select.ranking(native, problem, Family.FMHA_FWD, device)
-    chosen = select.choose(native, problem, Family.FMHA_FWD, device, asked_params(problem))
-    assert chosen.kernel.name == found[0][0].name
-    return [row.name for row, _ in found]
-
-
-@pytest.mark.parametrize("changes", [{}, {"seqlen_q": 512}, {"mask": MaskType.BOOL}], ids=str)
-def test_a_row_for_a_newer_gpu_is_never_offered(rows_of_two_archs: Rows, changes: dict[str, Any]) -> None:
-    on_l4, on_h200 = names(rows_of_two_archs, L4, **changes), names(rows_of_two_archs, H200, **changes)
-    assert on_l4
-    assert not [name for name in on_l4 if "sm90" in name]
-    assert {name.replace("sm89", "sm90") for name in on_l4} | set(on_l4) == set(on_h200)
-    assert set(names(rows_of_two_archs, HOST, **changes)) == set(on_h200)  # the host takes all
-
-
-def test_a_row_for_a_newer_gpu_is_refused_by_name(rows_of_two_archs: Rows) -> None:
-    problem = made_problem()
-    params = asked_params(problem)
-    newer = next(
-        row.name
-        for row in rows_of_two_archs.rows
-        if row.arch == 90 and row.is_split and row.dtype is DType.F16
-    )
-    with pytest.raises(NoKernelError, match="is for sm_90, and L4 is sm_89"):
-        select.choose(rows_of_two_archs, problem, Family.FMHA_FWD, L4, params, name=newer)
-    named = select.choose(rows_of_two_archs, problem, Family.FMHA_FWD, H200, params, name=newer)
-    assert named.kernel.name == newer
-    for candidate in select.candidates(rows_of_two_archs, problem, Family.FMHA_FWD, L4, params):
-        is_newer = candidate.kernel.arch == 90
-        assert is_newer == ("is for sm_90, and L4 is sm_89" in (candidate.refusal or ""))
-
-
-@pytest.mark.parametrize(
-    ("archs", "capability", "runs"),
-    [
-        ("89", (8, 9), True),
-        ("89", (9, 0), True),  # by way of PTX
-        ("89", (12, 0), True),
-        ("89", (8, 6), False),
-        ("80;89", (8, 6), True),  # built for this one too
-        ("80-real;89", (8, 0), True),
-        ("75;89", (7, 5), False),  # another major version
-    ],
-)
-def test_a_row_runs_where_its_code_runs(archs: str, capability: tuple[int, int], runs: bool) -> None:
-    row = next(row for row in kernels(Target.HOST) if row.arch == 89)
-    reason = select.unsupported(row, Rows([row], archs), made_card("a card", capability, 58, 1024))
-    assert (reason is None) == runs
-    assert runs or reason == f"is for sm_89, and a card is sm_{capability[0]}{capability[1]}"
-
-
-def test_every_family_has_a_cost_model() -> None:
-    assert set(MODELS) == set(Family)
-
-
-def test_a_family_without_a_cost_model_is_refused_and_not_priced_as_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    row = next(row for row in kernels(Target.HOST) if row.family is Family.UNFUSED and row.head_dim == 64)
-    problem = made_problem(dtype=row.dtype, causal=Causal.TOP_LEFT if row.is_causal else None)
-    monkeypatch.delitem(MODELS, Family.UNFUSED)  # type: ignore[arg-type]
-    with pytest.raises(LibraryMismatchError, match=r"family unfused, which has no cost model; .*: fmha_fwd"):
-        estimate(row, problem, HOST)
-    unknown = Rows([row], "89")
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
-    with pytest.raises(LibraryMismatchError, match="no cost model"):
-        select.choose(unknown, problem, Family.UNFUSED, HOST, asked_params(problem))

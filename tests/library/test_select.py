@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
-from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.select import mismatches
 from sdpa_cutlass.choice.visible_keys import visible_scores
 from sdpa_cutlass.library.device import HOST, DeviceInfo

@@ -21,7 +21,7 @@ from sdpa_cutlass import (
     kernels,
     scaled_dot_product_attention,
 )
-from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.select import mismatches, ranking
 from sdpa_cutlass.cli.suites import SUITES, Case
 from sdpa_cutlass.library.abi import MAX_TILES, library

@@ -19,7 +19,7 @@ from benchmarks.tiles.__main__ import main
 from generator.families import FAMILIES
 from generator.families.fmha_fwd.config import FmhaTile
 from sdpa_cutlass import KernelInfo
-from sdpa_cutlass.choice.cost_model import estimate
+from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.cli.tuning import derive, sweep
 from sdpa_cutlass.cli.tuning.journal import Journal, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
@@ -281,5 +281,5 @@ def test_predictions_are_made_by_the_model_as_it_is_now(
     """Without the library: a journal is enough to fit constants to."""
     found = swept(tmp_path, d64_tasks(), Predicted(1.0))
     before = judged(found).scale
-    monkeypatch.setattr("sdpa_cutlass.choice.cost_model._LAUNCH_CYCLES", 15000)
+    monkeypatch.setattr("sdpa_cutlass.choice.cost.fmha_fwd.LAUNCH_CYCLES", 15000)
     assert judged(found).scale > 1.2 * before

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdpa_cutlass.choice.cost_model import estimate
-from sdpa_cutlass.choice.select import order
+from sdpa_cutlass.choice.cost import estimate
+from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.choice.tuned_table import CHECK_PASSED, Bucket, TunedRow, TunedTable
 from sdpa_cutlass.cli.tuning.journal import Entry, Journal, Measured
 from sdpa_cutlass.library.device import DeviceInfo
@@ -105,10 +105,8 @@ def _time(measured: Measured) -> float:
 def model_choice(kernels: Iterable[KernelInfo], problem: Problem, device: DeviceInfo) -> str:
     """The one of `kernels` that select.py takes without a table."""
     rows = list(kernels)
-    has_plain = any(not row.is_general for row in rows)
-    return min(
-        rows, key=lambda row: order(row, estimate(row, problem, device), problem, has_plain=has_plain)
-    ).name
+    plain = families_with_plain(rows)
+    return min(rows, key=lambda row: order(row, estimate(row, problem, device), problem, plain)).name
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

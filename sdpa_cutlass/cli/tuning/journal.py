@@ -22,7 +22,7 @@ from typing import Any
 from sdpa_cutlass.choice.tuned_table import Bucket, bucket_record, check_splits, parse_bucket
 from sdpa_cutlass.library.device import DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
+from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo, Op, Takes
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 
 FORMAT = 1
@@ -215,12 +215,15 @@ def _parse_kernel(record: Mapping[str, Any]) -> KernelInfo:
         dtype=DType(record["dtype"]),
         name=str(record["name"]),
         index=int(record["index"]),
+        op=Op(record.get("op", Op.FORWARD.value)),
+        accuracy=Accuracy(record.get("accuracy", Accuracy.EXACT.value)),
         arch=int(record["arch"]),
+        code=str(record.get("code", record["arch"])),
         head_dim=int(record["head_dim"]),
         smem_bytes=int(record["smem_bytes"]),
         ctas_per_sm=int(record["ctas_per_sm"]),
     )
-    if kernel.family is not Family.FMHA_FWD:
+    if not kernel.serves(Family.FMHA_FWD):
         raise ValueError(f"{kernel.name} is no fused kernel")
     return kernel
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sdpa_cutlass.choice.select import order, ranking
+from sdpa_cutlass.choice.select import families_with_plain, order, ranking
 from sdpa_cutlass.cli import measure as measuring
 from sdpa_cutlass.cli import providers
 from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
@@ -67,11 +67,9 @@ def candidates(
         if glob is None or fnmatch.fnmatchcase(kernel.name, glob)
     ]
     if not everything:
-        has_plain = any(not kernel.is_general for kernel, _ in ranked)
+        plain = families_with_plain(kernel for kernel, _ in ranked)
         ranked = [
-            (kernel, cost)
-            for kernel, cost in ranked
-            if not order(kernel, cost, task.problem, has_plain=has_plain)[0]
+            (kernel, cost) for kernel, cost in ranked if not order(kernel, cost, task.problem, plain)[0]
         ]
         ranked = [
             pair

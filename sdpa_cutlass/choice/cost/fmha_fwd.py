@@ -1,4 +1,4 @@
-"""How long a kernel should take: waves, tile quantisation and the per-round work of one SM, in clock cycles.
+"""What a kernel of fmha_fwd costs: waves, tile quantisation and the work of one SM, in clock cycles.
 
 A CTA of the fused family walks over the key blocks that its rows can see. In one *round* each of its
 `kv_groups` warp groups takes one block, so a CTA needs ceil(blocks / kv_groups) rounds. A round loads four
@@ -20,27 +20,26 @@ and at up to eight times the batch; tests/library/test_select.py lists some and 
 13 %. What splitting costs comes from decoding (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V
 on the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
 enter only through their rates.
-
-A key cache that grows asks for a price with every token. So a `Model` holds what follows from the kernel, the
-card and `Problem.kind`, and `cost` adds what the sizes say.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..errors import LibraryMismatchError
-from ..library.device import DeviceInfo
-from ..library.registry import Family, KernelInfo
-from ..problem import MaskType, Problem
-from .visible_keys import CausalRows, visible_scores
+from ...library.device import DeviceInfo
+from ...library.registry import KernelInfo
+from ...problem import MaskType, Problem
+from ..visible_keys import CausalRows, visible_scores
+from .model import (
+    CTA_CYCLES,
+    L2_BYTES_PER_CLOCK,
+    LAUNCH_CYCLES,
+    SMEM_BYTES_PER_CLOCK,
+    SMEM_PER_CTA,
+    Model,
+    ceil_div,
+)
 
-_CLOCK_GHZ = 1.75  # of the fit; other clocks scale all times alike
-_LAUNCH_CYCLES = 1500
-_CTA_CYCLES = 3500  # first loads, last stores
 _ROUND_LATENCY = 300
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
 _MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
@@ -49,13 +48,8 @@ _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
 _ALU_PER_SCORE = 6
-_SMEM_BYTES_PER_CLOCK = 128
-_L2_BYTES_PER_CLOCK = 64
-_SMEM_PER_SM = 102400  # sm_89; every CTA takes _SMEM_PER_CTA more than it asks for
-_SMEM_PER_CTA = 1024
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
-_LOGIT_BYTES = 4  # read once and written once, in 16 bits
 _GENERAL_SLOWDOWN = 1.04
 _PADDED_SLOWDOWN = 1.15  # of a kernel for a larger head_dim: columns are predicated
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
@@ -66,21 +60,6 @@ _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
 _MAX_SPLITS = 64
 _MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time.
-
-    `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
-    """
-
-    ctas: int
-    waves: float
-    useful: float
-    cycles: float
-    microseconds: float
-    num_splits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,62 +80,19 @@ class _Work:
         return max(busy * resident, self.l2 * resident, alone)
 
 
-class Model(ABC):
-    """One kernel on one card, for the problems of one kind: all but their sizes is settled."""
+class FmhaFwd(Model):
+    """Rounds of blocks of keys; CTAs that share an SM; the meeting of splits."""
 
-    def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
-        self.kernel = kernel
-        self.device = device
-        self.keys_of_a_price = 1
-        """Problems that differ in seqlen_k alone, and not in causal_offset, cost the same where it rounds up
-        to the same multiple of this."""
-
-    @abstractmethod
-    def cost(self, problem: Problem) -> tuple[float, int]:
-        """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
-
-    @abstractmethod
-    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
-        """CTAs, and the share of the scores that they compute which is needed."""
-
-    def estimate(self, problem: Problem) -> Estimate:
-        """All that there is to say about `problem`."""
-        cycles, num_splits = self.cost(problem)
-        ctas, useful = self.grid(problem, num_splits)
-        waves = ctas / (self.device.sms * self.kernel.ctas_per_sm)
-        return Estimate(ctas, waves, useful, cycles, cycles / (_CLOCK_GHZ * 1e3), num_splits)
-
-
-def model_of(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
-    """The model of `kernel` for all problems of the kind of `problem`, for which it is legal.
-
-    Raises LibraryMismatchError for a family that has none.
-    """
-    model = MODELS.get(kernel.family)
-    if model is None:
-        raise LibraryMismatchError(
-            f"{kernel.name} is of the family {kernel.family.value}, which has no cost model; those that have "
-            f"one: {', '.join(family.value for family in MODELS)}"
-        )
-    return model(kernel, problem, device)
-
-
-def estimate(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Estimate:
-    """What `kernel`, legal for `problem`, should cost on `device`."""
-    return model_of(kernel, problem, device).estimate(problem)
-
-
-class _Fused(Model):
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
         merge = 0.0
         if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
             merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
             merge_bytes = 8 * kernel.block_m * merge_floats
-            merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / _SMEM_BYTES_PER_CLOCK
+            merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
         masking = 0.0
         if problem.is_causal:
-            masked_scores = _ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
+            masked_scores = ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
             # Of the schedulers: one group meets the diagonal.
             share = min(kernel.warps / kernel.kv_groups / 4, 1)
             masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
@@ -170,7 +106,7 @@ class _Fused(Model):
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._round = [work.cycles(count) for count in range(self._resident + 1)]
         self._once = [(masking + merge) * count for count in range(self._resident + 1)]
-        self._ends = _CTA_CYCLES - head_start + 2 * q_bytes / _L2_BYTES_PER_CLOCK
+        self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
@@ -205,13 +141,13 @@ class _Fused(Model):
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + ends / resident
         cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
-        return _LAUNCH_CYCLES + (cycles + meeting), num_splits
+        return LAUNCH_CYCLES + (cycles + meeting), num_splits
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
         heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
-        m_blocks = _ceil_div(problem.seqlen_q * heads, kernel.block_m)
-        blocks: float = _ceil_div(problem.seqlen_k, kernel.block_n)
+        m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
+        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         if self._is_causal:
             causal_rows = CausalRows(problem, kernel.block_m, heads)
             blocks = causal_rows.all_rounds(kernel.block_n) / causal_rows.count
@@ -258,7 +194,7 @@ class _Fused(Model):
 
 def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
     """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
-    by_smem = device.smem_per_sm // (kernel.smem_bytes + _SMEM_PER_CTA)
+    by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
     by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
     return max(kernel.ctas_per_sm, min(by_smem, by_registers))
 
@@ -276,8 +212,8 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     return _Work(
         mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
         softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
-        smem=(kernel.warps * kv_bytes + q_reads) / _SMEM_BYTES_PER_CLOCK,
-        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / _L2_BYTES_PER_CLOCK,
+        smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
+        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
 
@@ -287,69 +223,6 @@ def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
     if num_splits < 2:
         return 0.0
     vectors = 4 * rows * kernel.head_dim // _PART_VECTOR_BYTES
-    part = _PART_VECTOR_BYTES * kernel.threads / _L2_BYTES_PER_CLOCK
-    trips = _ceil_div(num_splits, _PARTS_PER_TRIP)
-    return _SPLIT_CYCLES + _ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
-
-
-class _Unfused(Model):
-    """Q·Kᵀ in tiles of the row, a softmax that reads logits and writes P, P·V in tiles as wide as head_dim.
-
-    Rougher than the fused model and fitted to nothing: it only has to rank tiles of the same pipeline.
-    """
-
-    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
-        super().__init__(kernel, device)
-        self._resident = max(_SMEM_PER_SM // (kernel.smem_bytes + _SMEM_PER_CTA), 1)
-
-    def cost(self, problem: Problem) -> tuple[float, int]:
-        kernel, device = self.kernel, self.device
-        heads = problem.batch * problem.num_heads_q
-
-        def gemm(rows: int, columns: int, depth: int, block_m: int, block_n: int) -> float:
-            ctas = _ceil_div(rows, block_m) * _ceil_div(columns, block_n) * heads
-            operand_bytes = 2 * (block_m + block_n) * depth
-            mma = 2 * block_m * block_n * depth / device.mma_flops_per_clock
-            smem = math.sqrt(kernel.warps) * operand_bytes / _SMEM_BYTES_PER_CLOCK
-            store = 2 * block_m * block_n / _L2_BYTES_PER_CLOCK
-            tile = max(mma, smem, operand_bytes / _L2_BYTES_PER_CLOCK) + store
-            return _spread(ctas, self._resident, device.sms, _CTA_CYCLES, tile.__mul__)
-
-        rows, keys = problem.seqlen_q, problem.seqlen_k
-        qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
-        pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
-        logits = heads * rows * keys
-        softmax_cycles = _CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * _L2_BYTES_PER_CLOCK)
-        return 3 * _LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles, 0
-
-    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
-        kernel, rows, keys = self.kernel, problem.seqlen_q, problem.seqlen_k
-        heads = problem.batch * problem.num_heads_q
-        ctas = _ceil_div(rows, kernel.block_m) * _ceil_div(keys, kernel.block_n) * heads
-        return ctas, heads * rows * keys / (ctas * kernel.block_m * kernel.block_n)
-
-
-def _spread(ctas: int, ctas_per_sm: int, sms: int, ends: float, body: Callable[[int], float]) -> float:
-    """Cycles until the busiest SM has run its share of the CTAs.
-
-    `body(resident)` is what that many CTAs take together, `ends` a CTA's prologue and epilogue: exposed
-    once, and in later waves hidden in part behind the neighbours.
-    """
-    share = _ceil_div(ctas, sms)
-    resident = min(ctas_per_sm, share)
-    full, rest = divmod(share, resident)
-    cycles = ends + full * body(resident) + (full - 1) * ends / resident
-    if rest:
-        cycles += body(rest) + ends / resident
-    return cycles
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
-    Family.FMHA_FWD: _Fused,
-    Family.UNFUSED: _Unfused,
-}
-"""Every family has one: its kernels are priced by no other's."""
+    part = _PART_VECTOR_BYTES * kernel.threads / L2_BYTES_PER_CLOCK
+    trips = ceil_div(num_splits, _PARTS_PER_TRIP)
+    return _SPLIT_CYCLES + ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)

@@ -1,0 +1,68 @@
+"""What a cost model answers, and what those of all families share: `Model`, `Estimate`.
+
+A key cache that grows asks for a price with every token. So a `Model` holds what follows from the kernel, the
+card and `Problem.kind`, and `cost` adds what the sizes say. What counts is the ranking of all kernels that
+compete, whatever their family: the cycles are those of one clock, CLOCK_GHZ.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from ...library.device import DeviceInfo
+from ...library.registry import KernelInfo
+from ...problem import Problem
+
+CLOCK_GHZ = 1.75  # of the fits; other clocks scale all times alike
+LAUNCH_CYCLES = 1500
+CTA_CYCLES = 3500  # first loads, last stores
+SMEM_BYTES_PER_CLOCK = 128
+L2_BYTES_PER_CLOCK = 64
+SMEM_PER_CTA = 1024  # that a CTA takes beyond what it asks for
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """CTAs, waves of them over the card, the share of computed scores that are needed, and the time.
+
+    `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
+    """
+
+    ctas: int
+    waves: float
+    useful: float
+    cycles: float
+    microseconds: float
+    num_splits: int = 0
+
+
+class Model(ABC):
+    """One kernel on one card, for the problems of one kind: all but their sizes is settled."""
+
+    def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
+        self.kernel = kernel
+        self.device = device
+        self.keys_of_a_price = 1
+        """Problems that differ in seqlen_k alone, and not in causal_offset, cost the same where it rounds up
+        to the same multiple of this."""
+
+    @abstractmethod
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
+
+    @abstractmethod
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        """CTAs, and the share of the scores that they compute which is needed."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """All that there is to say about `problem`."""
+        cycles, num_splits = self.cost(problem)
+        ctas, useful = self.grid(problem, num_splits)
+        waves = ctas / (self.device.sms * self.kernel.ctas_per_sm)
+        return Estimate(ctas, waves, useful, cycles, cycles / (CLOCK_GHZ * 1e3), num_splits)
