@@ -122,7 +122,8 @@ def _library_lines(facts: LibraryFacts) -> list[str]:
         lines.append(_line("for", ", ".join(archs)))
     for family, counts in facts.kernels.items():
         per_dim = ", ".join(f"{count} of head_dim {head_dim}" for head_dim, count in counts.items())
-        lines.append(_line(family, f"{sum(counts.values())} kernels: {per_dim}"))
+        kinds = "; ".join(facts.kinds.get(family, ()))
+        lines.append(_line(family, f"{sum(counts.values())} kernels ({kinds}): {per_dim}"))
     return lines
 
 

@@ -51,6 +51,7 @@ class LibraryFacts:
     kernels: dict[str, dict[int, int]] = dataclasses.field(
         default_factory=dict
     )  # family -> head_dim -> count
+    kinds: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # family -> "exact, code for 89"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,9 @@ def library_facts(target: Target) -> LibraryFacts:
     try:
         loaded = load(path, target)  # alone: library() asks for the launcher as well
         counts: dict[str, Counter[int]] = {}
+        kinds: dict[str, set[str]] = {}
         for kernel in read_kernels(loaded):
+            kinds.setdefault(kernel.family.value, set()).add(f"{kernel.accuracy}, code for {kernel.code}")
             counts.setdefault(kernel.family.value, Counter())[kernel.head_dim] += 1
     except SdpaError as error:
         return LibraryFacts(target=target.value, path=str(path), error=str(error))
@@ -160,6 +163,7 @@ def library_facts(target: Target) -> LibraryFacts:
         cutlass=build.cutlass_version,
         sanitizers=build.sanitizers,
         kernels={family: dict(sorted(count.items())) for family, count in sorted(counts.items())},
+        kinds={family: sorted(found) for family, found in sorted(kinds.items())},
     )
 
 

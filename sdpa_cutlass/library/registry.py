@@ -39,6 +39,9 @@ class Accuracy(Enum):
     EXACT = 0
     ROUNDED_LOGITS = 1  # logits may be rounded to 16 bits
 
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
 
 class Takes(IntFlag):
     """What a problem may need of a kernel: enum sdpa_takes."""

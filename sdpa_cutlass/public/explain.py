@@ -37,6 +37,7 @@ class Explanation:
             f"device   {self.device.name}, {self.device.sms} SMs",
             f"library  {self.library}",
             f"chosen   {self.choice.kernel.name} ({self.choice.reason})",
+            f"it is    {self.choice.kernel.accuracy}, code for {self.choice.kernel.code}",
             "",
         ]
         width = max(len(candidate.kernel.name) for candidate in self.candidates)

@@ -19,6 +19,7 @@ from sdpa_cutlass.library.locate import Target
 HOST = LibraryFacts(
     target="host", path="/lib/host.so", version="0.1.0", digest="d" * 64, space="release", archs="",
     cuda_runtime=0, cutlass=420, kernels={"fmha_fwd": {32: 2, 64: 6}, "unfused": {64: 4}},
+    kinds={"fmha_fwd": ["exact, code for 89"], "unfused": ["rounded logits, code for 89"]},
 )  # fmt: skip
 CUDA = dataclasses.replace(HOST, target="cuda", path="/lib/cuda.so", archs="89", cuda_runtime=13000)
 L4 = Gpu(name="NVIDIA L4", compute_capability=(8, 9), sms=58, memory_bytes=24 * 2**30)
@@ -50,8 +51,8 @@ The cuda library (for NVIDIA GPUs)
   built        version 0.1.0, space release, digest dddddddddddddddd
   with         CUDA 13.0, CUTLASS 4.2.0
   for          sm_89
-  fmha_fwd     8 kernels: 2 of head_dim 32, 6 of head_dim 64
-  unfused      4 kernels: 4 of head_dim 64
+  fmha_fwd     8 kernels (exact, code for 89): 2 of head_dim 32, 6 of head_dim 64
+  unfused      4 kernels (rounded logits, code for 89): 4 of head_dim 64
 
 The host library (the same kernels on the CPU)
   not found

@@ -260,6 +260,8 @@ def test_explain_prints_every_kernel(family: Family, rand: Rand) -> None:
     assert {candidate.kernel.name for candidate in found.candidates} == {row.name for row in rows}
     text = str(found)
     assert f"chosen   {found.choice.kernel.name} (" in text
+    accuracy = "rounded logits" if family is Family.UNFUSED else "exact"
+    assert f"it is    {accuracy}, code for 89\n" in text
     listed = sum(f" {row.name} " in text.split("\n\n")[1] for row in rows)
     refused = sum(int(line.split()[0]) for line in text.splitlines() if " kernels refused: " in line)
     assert listed + refused == len(rows)
