@@ -136,7 +136,7 @@ class Offer:
     def __init__(self, library: Library, problem: Problem, family: Family, device: DeviceInfo) -> None:
         legal = [
             (kernel, model_of(kernel, problem, device))
-            for kernel in _rows(library, family, device)
+            for kernel in competing(library, family, device)
             if not mismatches(kernel, problem)
         ]
         self.plain = families_with_plain(kernel for kernel, _ in legal)
@@ -192,7 +192,7 @@ _price = operator.itemgetter(0, 1)
 
 
 @functools.cache
-def _rows(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
+def competing(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
     return tuple(
         kernel

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..call.launch import check_device
+from ..choice.select import competing
 from ..errors import ArgumentError, DriverError, LaunchError, LibraryError, LibraryNotFoundError, SdpaError
-from ..library.abi import library
-from ..library.device import cuda_device
+from ..library.abi import Library, library
+from ..library.device import HOST, DeviceInfo, cuda_device
 from ..library.locate import Target
-from ..library.registry import Family, read_kernels
+from ..library.registry import Family
 from ..public import api
 
 if TYPE_CHECKING:
@@ -331,12 +332,16 @@ def _served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
         raise ArgumentError(f"devices={devices!r}; allowed are 'cuda' and 'cpu'")
     if devices is not None:
         served = cuda_head_dims() if "cuda" in devices else {}
-        return {**served, torch.device("cpu"): _head_dims(Target.HOST)} if "cpu" in devices else served
+        return (
+            {**served, torch.device("cpu"): _head_dims(library(Target.HOST), HOST)}
+            if "cpu" in devices
+            else served
+        )
     try:
         return cuda_head_dims()
     except (DriverError, LibraryError) as error:
         try:
-            served = {torch.device("cpu"): _head_dims(Target.HOST)}
+            served = {torch.device("cpu"): _head_dims(library(Target.HOST), HOST)}
         except LibraryNotFoundError as missing:
             raise type(error)(f"{error}\nand no CPU tensors can be served: {missing}") from None
         logger.info("serving CPU tensors through the host library, which is slow: %s", error)
@@ -349,24 +354,25 @@ def cuda_head_dims() -> dict[Any, HeadDims]:
 
     if not torch.cuda.is_available():
         raise DriverError("torch sees no CUDA device")
-    native, head_dims = library(Target.CUDA), _head_dims(Target.CUDA)
+    native = library(Target.CUDA)
     served = {}
     refused: DriverError | None = None
     for index in range(torch.cuda.device_count()):
         try:
-            check_device(native, cuda_device(index))
+            device = cuda_device(index)
+            check_device(native, device)
         except DriverError as error:
             logger.info("cuda:%d is left to torch: %s", index, error)
             refused = error
         else:
-            served[torch.device("cuda", index)] = head_dims
+            served[torch.device("cuda", index)] = _head_dims(native, device)
     if not served and refused is not None:
         raise refused
     return served
 
 
-def _head_dims(target: Target) -> HeadDims:
-    rows = [row for row in read_kernels(library(target)) if row.serves(Family.FMHA_FWD)]
+def _head_dims(native: Library, device: DeviceInfo) -> HeadDims:
+    rows = competing(native, Family.FMHA_FWD, device)
     general = [row for row in rows if row.is_general]
     return HeadDims(
         plain=frozenset(row.head_dim for row in rows if not row.is_general),

@@ -12,6 +12,7 @@ from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, kernels
 from sdpa_cutlass.choice import select
 from sdpa_cutlass.choice.cost import MODELS, estimate
 from sdpa_cutlass.errors import ArgumentError, LibraryMismatchError, NoKernelError
+from sdpa_cutlass.integrations import torch_sdpa
 from sdpa_cutlass.library.abi import Library, Params, library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
@@ -119,6 +120,17 @@ def test_code_for_one_architecture_runs_there_alone(capability: tuple[int, int],
         reason = select.unsupported(row, Rows([row], archs), card)
         assert (reason is None) == runs
         assert select.unsupported(row, Rows([row], archs), HOST) is None
+
+
+def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = next(row for row in kernels(Target.HOST) if row.head_dim == 64 and not row.is_general)
+    newer = dataclasses.replace(row, index=1, arch=90, code="90a-real", head_dim=72)
+    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    native = Rows([row, newer], "89")
+    assert torch_sdpa._head_dims(native, L4).plain == {64}
+    assert torch_sdpa._head_dims(native, H200).plain == {64, 72}
 
 
 def siblings(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Rows:
