@@ -246,11 +246,13 @@ def _is_autocast_enabled(query: torch.Tensor) -> bool:
 def _given(inputs: Inputs) -> dict[str, Any]:
     """The arrays and tensors that a call reads; q, k and v even if they are None."""
     given = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-    for name in ("attn_mask", "seqlens_q", "seqlens_k"):
-        value = getattr(inputs, name)
-        if value is not None:
-            given[name] = value
-    if is_tensor(inputs.philox):
+    if inputs.attn_mask is not None:
+        given["attn_mask"] = inputs.attn_mask
+    if inputs.seqlens_q is not None:
+        given["seqlens_q"] = inputs.seqlens_q
+    if inputs.seqlens_k is not None:
+        given["seqlens_k"] = inputs.seqlens_k
+    if inputs.philox is not None and is_tensor(inputs.philox):
         given["philox"] = inputs.philox
     return given
 
@@ -275,9 +277,7 @@ def _run_unprepared(
     """Checks everything; what can serve the next call of its kind is kept in `cache`."""
     options = torch_inputs.with_flags(options)
     given = _given(inputs)
-    if not all(is_tensor(value) for value in given.values()) or not (
-        inputs.out is None or is_tensor(inputs.out)
-    ):
+    if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
         if not has_torch():
             return array_calls.run(options, inputs)
         tensors = {name: as_tensor(name, value) for name, value in given.items()}

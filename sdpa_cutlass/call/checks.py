@@ -10,12 +10,12 @@ outputs.py, masks and lengths in extras.py.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import sys
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -56,8 +56,7 @@ class Layout(str, Enum):
         return tensor if self is Layout.BHSD else tensor.transpose(-3, -2)
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(NamedTuple):
     """q, k and v as [B, H, S, D]; the other fields say how the caller wrote them."""
 
     query: torch.Tensor
@@ -123,9 +122,9 @@ def canonical_operands(
         raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
     if k.shape[rows] != v.shape[rows]:
         raise ArgumentError(f"value has seqlen {v.shape[rows]} (dimension {rows}); key has {k.shape[rows]}")
-    rank = max(q.dim(), k.dim(), v.dim())
-    if not allow_meta and (found := _operands_of_rank_4(tensors, enable_gqa=enable_gqa, layout=layout)):
+    if not allow_meta and (found := _operands_of_rank_4(q, k, v, enable_gqa=enable_gqa, layout=layout)):
         return found
+    rank = max(q.dim(), k.dim(), v.dim())
     padded = [layout.swapped(_at_least_rank(tensor, max(rank, 4))) for tensor in (q, k, v)]
     batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
     heads_q, heads_kv = _broadcast_heads(
@@ -147,16 +146,18 @@ def canonical_operands(
 
 
 def _operands_of_rank_4(
-    tensors: dict[str, torch.Tensor], *, enable_gqa: bool, layout: Layout
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, layout: Layout
 ) -> Operands | None:
     """What most calls come to, in a third of the time: nothing to broadcast, and no size too long."""
-    if any(tensor.dim() != 4 for tensor in tensors.values()):
+    if not q.dim() == k.dim() == v.dim() == 4:
         return None
-    q, k, v = map(layout.swapped, tensors.values())
-    (batch, heads_q), (batch_k, heads_kv), (batch_v, heads_v) = q.shape[:2], k.shape[:2], v.shape[:2]
+    if layout is not Layout.BHSD:
+        q, k, v = layout.swapped(q), layout.swapped(k), layout.swapped(v)
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
+    batch, heads_q, heads_kv = of_q[0], of_q[1], of_k[1]
     is_grouped = enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0
-    agree = batch == batch_k == batch_v and heads_kv == heads_v and (is_grouped or heads_q == heads_kv)
-    is_short = max(*q.shape, *k.shape, *v.shape) <= _INT32_MAX
+    agree = batch == of_k[0] == of_v[0] and heads_kv == of_v[1] and (is_grouped or heads_q == heads_kv)
+    is_short = max(*of_q, *of_k, *of_v) <= _INT32_MAX
     return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
 
 
@@ -183,7 +184,7 @@ def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None 
 def is_loadable(tensor: torch.Tensor) -> bool:
     """True when kernels can load `tensor` as it is, 16 bytes at a time."""
     head_dim = tensor.shape[-1]
-    return head_dim == _padded(head_dim) and misalignment(tensor) is None
+    return head_dim > 0 and head_dim % _ELEMENTS == 0 and misalignment(tensor) is None
 
 
 def loadable(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,17 +201,6 @@ def loadable(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def kernel_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
-    batches, heads, rows, dense = tensor.shape
-    batch, head, row, _ = tensor.stride()
-    row = row if rows > 1 else dense
-    dense = max(dense, row * rows)
-    head = head if heads > 1 else dense
-    dense = max(dense, head * heads)
-    return (batch if batches > 1 else dense), head, row
-
-
 def causal_alignment(causal: object) -> Causal | None:
     """`causal` as the enum. Raises ArgumentError for anything but None, a Causal or its value."""
     if causal is None or isinstance(causal, Causal):
@@ -224,6 +214,8 @@ def causal_alignment(causal: object) -> Causal | None:
 
 def tensor_layout(layout: object) -> Layout:
     """`layout` as the enum. Raises ArgumentError."""
+    if isinstance(layout, str) and layout == "bhsd":
+        return Layout.BHSD
     try:
         return Layout(layout)
     except ValueError:
@@ -286,13 +278,24 @@ def autocast_inputs(
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """The dtype without "torch.", as other libraries call it too."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name_of(tensor.dtype)
+
+
+@functools.cache
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:
     """True when only torch's dispatcher can handle `tensor`: FakeTensor, DTensor, inside torch.func, ..."""
     torch = sys.modules["torch"]
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if type(tensor) is torch.Tensor:
+        try:
+            if tensor.data_ptr():
+                return False  # nearly always, and the rest takes a microsecond
+        except RuntimeError:
+            pass
+    elif type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return True
     with torch._C.DisableTorchFunctionSubclass():  # torch 2.4's CausalBias answers nothing but attention
         try:
@@ -304,7 +307,11 @@ def is_virtual(tensor: torch.Tensor) -> bool:
 
 def misalignment(tensor: torch.Tensor) -> str | None:
     """Why a kernel cannot access `tensor` 16 bytes at a time, or None."""
-    strides, shape = tensor.stride(), tensor.shape
+    strides = tensor.stride()
+    is_dense = strides[-1] == 1 and math.gcd(_ELEMENTS, *strides[:-1]) == _ELEMENTS
+    if is_dense and tensor.data_ptr() % _ALIGNMENT == 0:
+        return None
+    shape = tensor.shape
     if strides[-1] != 1 and shape[-1] > 1:
         return f"has last stride {strides[-1]}; allowed is 1"
     for dim in range(len(shape) - 1):
@@ -328,10 +335,11 @@ def _at_least_rank(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], layout: Layout) -> None:
     q = tensors["query"]
     form = q.layout, q.device, q.dtype
+    least = 2 if layout is Layout.BHSD else 3
     for name, tensor in tensors.items():
         if tensor is q or (tensor.layout, tensor.device, tensor.dtype) != form:
             _check_form(name, tensor, q, devices)
-        if tensor.dim() < (2 if layout is Layout.BHSD else 3):
+        if len(tensor.shape) < least:
             allowed = (
                 "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
                 if layout is Layout.BHSD

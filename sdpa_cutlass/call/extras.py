@@ -145,4 +145,6 @@ def lengths(name: str, value: object, count: int, query: torch.Tensor) -> torch.
 
 def dropout_probability(p_dropout: object, name: str = "p_dropout") -> float:
     """`p_dropout` rounded to float32, as kernels see it: 1 - 1e-9 is 1, and 1e-50 is 0."""
+    if type(p_dropout) is float and p_dropout == 0:
+        return 0.0
     return as_float32(checked_p_dropout(p_dropout, name))

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..dropout import PhiloxState
 from ..library import launcher
-from ..library.abi import OPTIONS, Addresses, Library, Params, library
+from ..library.abi import Addresses, Library, Params, library
 from ..library.device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
 from ..library.locate import Target
 from ..library.registry import KernelInfo, dtype_code, mask_code
 from ..problem import Causal, Problem
-from .checks import kernel_strides
 from .extras import NO_EXTRAS, Extras
 
 if TYPE_CHECKING:
@@ -37,9 +36,14 @@ _SIZE = ctypes.sizeof(Addresses)
 _pack = struct.Struct(f"{_HEAD}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
 _pack_rest = struct.Struct("9P").pack  # split_arrivals, and what `_extra_words` gives
 _head = struct.pack("II", _SIZE, 0)
+# sdpa_params: sizes and scale; addresses; strides; the mask; p_dropout; options; the rest. To set its fields
+# one by one takes ctypes three times as long.
+_PARAMS_SIZE = ctypes.sizeof(Params)
+_pack_params = struct.Struct("I10if 6PQP 14q P4q if 2Q5P 4i").pack
+_NO_WORKSPACE = (0, 0, 0)  # workspace, workspace_bytes, split_arrivals
+_NO_STRIDES = (0, 0, 0, 0)
 # The same words in sdpa_params: mask, and from philox_seed on the others.
 _WORD, _MASK, _PHILOX, _TOTALS = 8, Params.mask.offset, Params.philox_seed.offset, Params.total_q.offset
-_EXTRA_WORDS = ("mask", *(name for name, _ in OPTIONS))
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, in each thread another stream
 _MAX_STREAMS = 1024
@@ -63,45 +67,59 @@ def make_params(
     """
     is_packed = extras.cu_seqlens_q is not None
     lse_rows = query.shape[2] if is_packed else problem.seqlen_q
-    params = Params(
-        struct_size=ctypes.sizeof(Params),
-        dtype=dtype_code(problem.dtype),
-        batch=problem.batch,
-        num_heads_q=problem.num_heads_q,
-        num_heads_kv=problem.num_heads_kv,
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        head_dim=problem.head_dim,
-        head_dim_v=problem.head_dim_v,
-        is_causal=int(problem.is_causal),
-        causal_offset=problem.causal_offset,
-        softmax_scale=scale,
-        q=query.data_ptr(),
-        k=key.data_ptr(),
-        v=value.data_ptr(),
-        out=out.data_ptr(),
-        softmax_lse=_address(softmax_lse),
-        q_stride=kernel_strides(query),
-        k_stride=kernel_strides(key),
-        v_stride=kernel_strides(value),
-        out_stride=kernel_strides(out),
-        lse_stride=(problem.num_heads_q * lse_rows, lse_rows),
-        mask_type=mask_code(problem.mask),
-        p_dropout=extras.p_dropout,
-        total_q=query.shape[2] if is_packed else 0,
-        total_k=key.shape[2] if is_packed else 0,
-        causal_bottom_right=int(problem.has_lengths and problem.causal is Causal.BOTTOM_RIGHT),
+    mask, *options = _extra_words(extras)
+    return Params.from_buffer_copy(
+        _pack_params(
+            _PARAMS_SIZE,
+            dtype_code(problem.dtype),
+            problem.batch,
+            problem.num_heads_q,
+            problem.num_heads_kv,
+            problem.seqlen_q,
+            problem.seqlen_k,
+            problem.head_dim,
+            problem.head_dim_v,
+            problem.is_causal,
+            problem.causal_offset,
+            scale,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            out.data_ptr(),
+            0 if softmax_lse is None else softmax_lse.data_ptr(),
+            *_NO_WORKSPACE,
+            *_strides(query),
+            *_strides(key),
+            *_strides(value),
+            *_strides(out),
+            problem.num_heads_q * lse_rows,
+            lse_rows,
+            mask,
+            *(_NO_STRIDES if extras.mask is None else extras.mask.stride()),
+            mask_code(problem.mask),
+            extras.p_dropout,
+            *options,
+            query.shape[2] if is_packed else 0,
+            key.shape[2] if is_packed else 0,
+            problem.has_lengths and problem.causal is Causal.BOTTOM_RIGHT,
+            0,
+        )
     )
-    if extras.mask is not None:
-        params.mask_stride = extras.mask.stride()
-    for name, word in zip(_EXTRA_WORDS, _extra_words(extras), strict=True):
-        if word:
-            setattr(params, name, word)
-    return params
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
+    batches, heads, rows, dense = tensor.shape
+    batch, head, row, _ = tensor.stride()
+    row = row if rows > 1 else dense
+    dense = max(dense, row * rows)
+    head = head if heads > 1 else dense
+    dense = max(dense, head * heads)
+    return (batch if batches > 1 else dense), head, row
 
 
 def _extra_words(extras: Extras) -> tuple[int, ...]:
-    """What extras set of sdpa_addresses, in its order: _EXTRA_WORDS; 0 for what is not given."""
+    """`extras` in the order of sdpa_addresses: the mask and abi.OPTIONS; 0 for what is not given."""
     mask, _, philox, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k = extras
     seed = offset = state = 0
     if isinstance(philox, PhiloxState):
@@ -120,10 +138,6 @@ def _extra_words(extras: Extras) -> tuple[int, ...]:
     )
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 class Plan:
     """One kernel, one problem, one set of strides, one device."""
 
@@ -133,10 +147,10 @@ class Plan:
         self.kernel = kernel
         self.problem = problem
         self.num_splits = params.num_splits
-        self.workspace_bytes = library.workspace_bytes(kernel.index, params)
         self._library = library
         self._device = device
         self._native = library.make_plan(kernel.index, params, device.index)
+        self.workspace_bytes = self._native.workspace_bytes
         image = bytes(params)
         self._ready = (
             library.launch_plan,

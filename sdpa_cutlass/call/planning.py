@@ -116,11 +116,12 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
     mask, count = inputs.attn_mask, operands.query.shape[0]
     if mask is not None:
         mask = extras.canonical_mask(extras.autocast_mask(mask, operands.query), operands)
-    lengths = [
-        None if value is None else extras.lengths(name, value, count, operands.query)
-        for name, value in (("seqlens_q", inputs.seqlens_q), ("seqlens_k", inputs.seqlens_k))
-    ]
-    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, *lengths)
+    seqlens_q, seqlens_k = inputs.seqlens_q, inputs.seqlens_k
+    if seqlens_q is not None:
+        seqlens_q = extras.lengths("seqlens_q", seqlens_q, count, operands.query)
+    if seqlens_k is not None:
+        seqlens_k = extras.lengths("seqlens_k", seqlens_k, count, operands.query)
+    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k)
     scale = checks.softmax_scale(options.scale, operands.query.shape[3])
     return Bound(operands, checks.problem_of(operands, causal, given), scale, given, p_dropout == 1)
 
@@ -136,7 +137,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         if lse is not None:
             lse.fill_(-math.inf)
         return Executed(result, lse, random_bits(philox, 0.0, query), None)
-    q, k, v = (checks.loadable(tensor) for tensor in (query, operands.key, operands.value))
+    q, k, v = map(checks.loadable, operands[:3])
     written = result
     if problem.head_dim_v != operands.head_dim_v:
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
@@ -185,10 +186,15 @@ def prepare(
     mask = bound.given.mask
     if mask is not None:
         read.append((inputs.attn_mask, mask))
-    if any(given.data_ptr() != canonical.data_ptr() for given, canonical in read):
-        return None
+    for given, canonical in read:
+        if given is not canonical and given.data_ptr() != canonical.data_ptr():
+            return None
     empty_like = sys.modules["torch"].empty_like
-    is_like_query = out.shape == inputs.query.shape and out.stride() == empty_like(inputs.query).stride()
+    is_like_query = out.shape == inputs.query.shape and (
+        # New memory has no gaps: with query's strides, it is as empty_like makes it.
+        (inputs.out is None and out.stride() == inputs.query.stride())
+        or out.stride() == empty_like(inputs.query).stride()
+    )
     return Prepared(
         plan=executed.plan,
         empty_like=empty_like,

@@ -40,21 +40,21 @@ def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
 
 def resolved(inputs: Inputs) -> Inputs:
     """`inputs` itself, or with copies in place of views that have the negative bit."""
-    negative = {
-        name: value.resolve_neg()
-        for name, value in inputs._asdict().items()
-        if value is not None and name != "out" and is_tensor(value) and value.is_neg()
-    }
+    negative = {}
+    for name, value in zip(Inputs._fields, inputs, strict=True):
+        if value is not None and name != "out" and is_tensor(value) and value.is_neg():
+            negative[name] = value.resolve_neg()
     return inputs._replace(**negative) if negative else inputs
 
 
 def with_flags(options: Options) -> Options:
     """`options` with booleans for flags. Raises ArgumentTypeError for what is neither true nor false."""
-    given: tuple[object, ...] = options.enable_gqa, options.return_lse
-    if all(type(value) is bool for value in given):
+    enable_gqa: object = options.enable_gqa
+    return_lse: object = options.return_lse
+    if type(enable_gqa) is type(return_lse) is bool:
         return options
     return options._replace(
-        enable_gqa=flag("enable_gqa", options.enable_gqa), return_lse=flag("return_lse", options.return_lse)
+        enable_gqa=flag("enable_gqa", enable_gqa), return_lse=flag("return_lse", return_lse)
     )
 
 

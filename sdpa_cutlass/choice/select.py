@@ -30,6 +30,7 @@ from ..library.device import DeviceInfo, archs_serve
 from ..library.locate import Target
 from ..library.registry import TAKES_OF_MASK, Family, KernelInfo, Takes, read_kernels
 from ..problem import Kind, Problem
+from . import tuned_lookup
 from .cost import Estimate, Model, model_of
 
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
@@ -148,46 +149,54 @@ class Offer:
         ]
         self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
-        self._latest: tuple[tuple[int, ...], list[_Priced], list[_Priced]] = (), [], []
+        self._latest: _Prices = (), [], [], []
 
     def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
         """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
-        first, then = self._priced(problem)
+        _, first, then, unpriced = self._priced(problem)
         for _, _, kernel, num_splits in first:
             yield kernel, num_splits
         then = list(then)
-        for kernel, model in self._behind:
+        for kernel, model in unpriced + self._behind:
             cycles, num_splits = model.cost(problem)
             then.append((cycles, kernel.name, kernel, num_splits))
         then.sort(key=_price)
         for _, _, kernel, num_splits in then:
             yield kernel, num_splits
 
-    def _priced(self, problem: Problem) -> tuple[list[_Priced], list[_Priced]]:
-        """Those that may win, sorted, and those that will not after all.
+    def _priced(self, problem: Problem) -> _Prices:
+        """What the prices are of, those that may win, sorted, those that will not after all, and of these
+        the ones whose price nobody asked for.
 
         Most tokens of a growing key cache cost what the one before did: then this is known.
         """
+        offset = problem.causal_offset
         sizes = (
             problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
             -(-problem.seqlen_k // self._keys_of_a_price),
-            problem.causal_offset,
+            None if offset >= problem.seqlen_k - 1 else offset,  # None: every row sees every key
         )  # fmt: skip
-        known, first, then = self._latest
-        if known == sizes:
-            return first, then
+        if self._latest[0] == sizes:
+            return self._latest
         packs = problem.num_heads_q > problem.num_heads_kv
-        first, then = [], []
+        found: _Prices = sizes, [], [], []
+        _, first, then, unpriced = found
         for kernel, model, lags_behind in self._may_win:
+            has_to_split = lags_behind and not packs
+            if has_to_split and not model.may_split(problem):
+                unpriced.append((kernel, model))
+                continue
             cycles, num_splits = model.cost(problem)
-            is_first = not lags_behind or packs or num_splits > 1
+            is_first = not has_to_split or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
         first.sort(key=_price)
-        self._latest = sizes, first, then
-        return first, then
+        self._latest = found
+        return found
 
 
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
+_Sizes = tuple[int | None, ...]
+_Prices = tuple[_Sizes, list[_Priced], list[_Priced], list[tuple[KernelInfo, Model]]]
 _price = operator.itemgetter(0, 1)
 
 
@@ -266,8 +275,6 @@ def choose(
         ranked = (pair for pair in ranked if pair[0].name in forced)
     tuned = None
     if forced is None and family is Family.FMHA_FWD:
-        from . import tuned_lookup  # nothing of it is needed before the first choice
-
         tuned = tuned_lookup.tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
 

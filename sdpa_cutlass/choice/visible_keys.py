@@ -58,17 +58,18 @@ class CausalRows:
             return longest
         # From the shortest on, row of tiles i ends with row start + i * stride. Those before `some` see no
         # key and those from `full` on every key; between them, rounds are floors of a straight line.
-        heads, stride = self._heads, self._block_m * self._step
+        heads, offset, stride = self._heads, self._offset, self._block_m * self._step
         start = (self._m_blocks - others * self._step) * self._block_m - 1
-        some = min(max(-((start + self._offset * heads) // stride), 0), others)
-        full = min(max(-((start - (self._keys - self._offset - 1) * heads) // stride), some), others)
-        line = floor_sum(
-            full - some,
-            start + some * stride + (self._offset + keys_a_round) * heads,
-            stride,
-            keys_a_round * heads,
-        )
+        some = _clamped(-((start + offset * heads) // stride), 0, others)
+        full = _clamped(-((start - (self._keys - offset - 1) * heads) // stride), some, others)
+        first = start + some * stride + (offset + keys_a_round) * heads
+        line = floor_sum(full - some, first, stride, keys_a_round * heads)
         return longest + line + (others - full) * -(-self._keys // keys_a_round)
+
+
+def _clamped(value: int, least: int, most: int) -> int:
+    """min(max(value, least), most) in half the time."""
+    return least if value < least else most if value > most else value
 
 
 def floor_sum(count: int, start: int, step: int, divisor: int) -> int:

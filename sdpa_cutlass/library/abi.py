@@ -165,7 +165,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sdpa_can_implement": (c_int, (c_int, POINTER(Params))),
     "sdpa_workspace_bytes": (c_int, (c_int, POINTER(Params), POINTER(c_uint64))),
     "sdpa_launch": (c_int, (c_int, POINTER(Params), c_int, c_void_p)),
-    "sdpa_plan_make": (c_int, (c_int, POINTER(Params), c_int, POINTER(c_void_p))),
+    "sdpa_plan_make": (c_int, (c_int, POINTER(Params), c_int, POINTER(c_void_p), POINTER(c_uint64))),
     "sdpa_plan_launch": (c_int, (c_void_p, POINTER(Addresses), c_void_p)),
     "sdpa_plan_free": (None, (c_void_p,)),
     "sdpa_kernel_occupancy": (c_int, (c_int, c_int, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32))),
@@ -199,12 +199,16 @@ class Occupancy:
 
 
 class NativePlan:
-    """An sdpa_plan, which is freed with this object. `address` must not be used any longer."""
+    """An sdpa_plan, which is freed with this object. `address` must not be used any longer.
 
-    __slots__ = ("_free", "address")
+    `workspace_bytes`: what a launch needs.
+    """
 
-    def __init__(self, address: c_void_p, free: Any) -> None:
+    __slots__ = ("_free", "address", "workspace_bytes")
+
+    def __init__(self, address: c_void_p, workspace_bytes: int, free: Any) -> None:
         self.address = address
+        self.workspace_bytes = workspace_bytes
         self._free = free
 
     def __del__(self) -> None:
@@ -253,11 +257,13 @@ class Library:
 
     def make_plan(self, index: int, params: Params, device: int) -> NativePlan:
         """Checks kernel `index` against `params` and loads it, for any number of launches."""
-        plan = c_void_p()
-        self._call(
-            "sdpa_plan_make", f"kernel row {index}", index, ctypes.byref(params), device, ctypes.byref(plan)
+        plan, size = c_void_p(), c_uint64()
+        status = self._functions["sdpa_plan_make"](
+            index, ctypes.byref(params), device, ctypes.byref(plan), ctypes.byref(size)
         )
-        return NativePlan(plan, self._functions["sdpa_plan_free"])
+        if status != OK:
+            self.check(status, f"kernel row {index}")
+        return NativePlan(plan, size.value, self._functions["sdpa_plan_free"])
 
     def prepare(self, index: int, device: int) -> None:
         """Loads kernel `index` onto `device`, so that a later launch neither compiles nor sets attributes."""

@@ -188,9 +188,7 @@ def _run_unprepared(
 ) -> Result:
     options = torch_inputs.with_flags(options)
     given = _given(inputs, lengths)
-    if not all(is_tensor(value) for value in given.values()) or not (
-        inputs.out is None or is_tensor(inputs.out)
-    ):
+    if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
         tensors = {name: as_tensor(name, value) for name, value in given.items()}
         packed = {name: tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
         if inputs.out is not None:
@@ -264,7 +262,7 @@ def _with_empty_keys(bound: Bound) -> Bound:
         for tensor in (operands.key, operands.value)
     )
     return bound._replace(
-        operands=dataclasses.replace(operands, key=key, value=value),
+        operands=operands._replace(key=key, value=value),
         problem=dataclasses.replace(bound.problem, seqlen_k=1),
         given=given._replace(cu_seqlens_k=given.cu_seqlens_k.new_zeros(given.cu_seqlens_k.shape)),
     )

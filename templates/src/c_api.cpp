@@ -169,17 +169,18 @@ int sdpa_launch(int index, const sdpa_params *params, int device, void *stream) 
   });
 }
 
-int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan) {
+int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan, uint64_t *workspace_bytes) {
   return sdpa::guarded(__func__, [&]() -> Status {
     if (plan == nullptr) return sdpa::null_argument("plan");
     *plan = nullptr;
+    if (workspace_bytes == nullptr) return sdpa::null_argument("workspace_bytes");
     const KernelRow *row = nullptr;
     Status status = sdpa::find_and_check(index, params, row);
     if (status.ok()) status = sdpa::check_device(device);
     if (status.ok()) status = sdpa::backend::prepare(index, *row, device);
     if (!status.ok()) return status;
-    const uint64_t bytes = sdpa::workspace_bytes(*row, *params);
-    *plan = new sdpa_plan{index, row, device, *params, bytes, sdpa::given_options(*params)};
+    *workspace_bytes = sdpa::workspace_bytes(*row, *params);
+    *plan = new sdpa_plan{index, row, device, *params, *workspace_bytes, sdpa::given_options(*params)};
     return status;
   });
 }

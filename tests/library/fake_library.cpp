@@ -32,7 +32,7 @@ int sdpa_workspace_bytes(int, const sdpa_params *, uint64_t *) { return SDPA_OK;
 #ifndef FAKE_LACKS_LAUNCH
 int sdpa_launch(int, const sdpa_params *, int, void *) { return SDPA_CUDA_ERROR; }
 #endif
-int sdpa_plan_make(int, const sdpa_params *, int, sdpa_plan **) { return SDPA_NOT_SUPPORTED; }
+int sdpa_plan_make(int, const sdpa_params *, int, sdpa_plan **, uint64_t *) { return SDPA_NOT_SUPPORTED; }
 int sdpa_plan_launch(const sdpa_plan *, const sdpa_addresses *, void *) { return SDPA_CUDA_ERROR; }
 void sdpa_plan_free(sdpa_plan *) {}
 int sdpa_kernel_occupancy(int, int, int32_t *, int32_t *, int32_t *) { return SDPA_NOT_SUPPORTED; }

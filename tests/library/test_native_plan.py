@@ -125,6 +125,7 @@ def test_a_workspace_is_there_large_and_aligned(given: int | None, bytes_given: 
     index = next(r.index for r in rows if r.family is Family.UNFUSED and is_fit(r))
     needed = call.library.workspace_bytes(index, call.params)
     plan = call.library.make_plan(index, call.params, 0)
+    assert plan.workspace_bytes == needed > 0
     call.addresses.workspace, call.addresses.workspace_bytes = given, bytes_given
     status = call.library.launch_plan(plan.address, bytes(call.addresses), None)
     assert status == INVALID_ARGUMENT
@@ -153,11 +154,18 @@ def test_null_is_no_plan(call: Call) -> None:
     assert call.library.launch_plan(call.plan.address, None, None) == INVALID_ARGUMENT
     assert "addresses is null" in call.library.last_error()
     call.library._functions["sdpa_plan_free"](None)
+    make, params, device = call.library._functions["sdpa_plan_make"], call.params, 0
+    plan, size = ctypes.c_void_p(), ctypes.c_uint64()
+    assert make(call.row.index, params, device, None, size) == INVALID_ARGUMENT
+    assert "plan is null" in call.library.last_error()
+    assert make(call.row.index, params, device, plan, None) == INVALID_ARGUMENT
+    assert "workspace_bytes is null" in call.library.last_error()
+    assert not plan
 
 
 def test_a_plan_is_freed_with_its_object_and_once() -> None:
     freed: list[int | None] = []
-    plan = NativePlan(ctypes.c_void_p(64), lambda address: freed.append(address.value))
+    plan = NativePlan(ctypes.c_void_p(64), 0, lambda address: freed.append(address.value))
     assert freed == []
     del plan
     assert freed == [64]

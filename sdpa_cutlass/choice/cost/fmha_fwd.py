@@ -143,6 +143,12 @@ class FmhaFwd(Model):
         cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
         return LAUNCH_CYCLES + (cycles + meeting), num_splits
 
+    def may_split(self, problem: Problem) -> bool:
+        kernel = self.kernel
+        rows = problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv
+        tiles = -(-rows // kernel.block_m) * problem.batch * problem.num_heads_kv
+        return kernel.is_split and 2 * tiles <= self.device.sms
+
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
         heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
@@ -164,8 +170,12 @@ class FmhaFwd(Model):
         if share > self._resident:
             return causal_rows.rounds(0, keys_a_round) * self._round[1]
         sms, count = self.device.sms, causal_rows.count
-        left = [causal_rows.rounds(i * sms * count // ctas, keys_a_round) for i in range(share)] + [0]
-        return sum((left[i] - left[i + 1]) * self._round[i + 1] for i in range(share))
+        left, cycles = causal_rows.rounds(0, keys_a_round), 0.0
+        for i in range(1, share):  # left: rounds of the one that ends i-th last
+            ended = causal_rows.rounds(i * sms * count // ctas, keys_a_round)
+            cycles += (left - ended) * self._round[i]
+            left = ended
+        return cycles + left * self._round[share]
 
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting.

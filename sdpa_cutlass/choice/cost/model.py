@@ -49,12 +49,16 @@ class Model(ABC):
         self.kernel = kernel
         self.device = device
         self.keys_of_a_price = 1
-        """Problems that differ in seqlen_k alone, and not in causal_offset, cost the same where it rounds up
-        to the same multiple of this."""
+        """Problems that differ in seqlen_k alone cost the same where it rounds up to the same multiple of
+        this: without a causal mask, with one offset, and where each row sees every key."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> tuple[float, int]:
         """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
+
+    def may_split(self, problem: Problem) -> bool:
+        """False where `cost` answers that no CTAs share a tile: asked first, for it takes less time."""
+        return False
 
     @abstractmethod
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:

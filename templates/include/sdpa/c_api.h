@@ -211,8 +211,9 @@ SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void 
 
 /* Checks can_implement, once for all launches of the plan, and loads the kernel as sdpa_prepare does. What `params`
  * gives beyond its addresses holds for every launch, and so does which of softmax_lse, mask and the four arrays of
- * lengths are null. Nothing is kept of `params` itself. */
-SDPA_API int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan);
+ * lengths are null. Nothing is kept of `params` itself. `workspace_bytes`: what sdpa_workspace_bytes says. */
+SDPA_API int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan,
+                            uint64_t *workspace_bytes);
 
 /* sdpa_launch with these addresses. Allocates nothing and takes no lock. */
 SDPA_API int sdpa_plan_launch(const sdpa_plan *plan, const sdpa_addresses *addresses, void *stream);

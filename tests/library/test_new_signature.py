@@ -1,0 +1,95 @@
+"""What a call of an unknown signature costs, in calls of Python functions: a growing key cache pays it with
+every token. Times differ from machine to machine, these numbers do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from sdpa_cutlass import Causal, DType, Family, Problem, attention
+from sdpa_cutlass.choice import select
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.device import HOST
+from sdpa_cutlass.library.locate import Target
+from tests.library.reference import rand
+
+ALLOWED = 120
+"""Calls of Python functions when prices are known: 50 µs on a CPU of 2023. Before they were counted: 163."""
+
+K = rand(1, 4, 320, 64)
+
+
+def python_calls(body: Callable[[], Any]) -> list[str]:
+    """The Python functions that `body` calls, in order."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            found.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_code.co_name}")
+
+    known = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        body()
+    finally:
+        sys.setprofile(known)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _unknown(forget: Callable[[], None]) -> None:
+    forget()
+
+
+@pytest.mark.parametrize("heads_q", [4, 8], ids=["heads", "grouped"])
+@pytest.mark.parametrize("causal", [None, Causal.BOTTOM_RIGHT], ids=str)
+def test_a_token_of_a_growing_key_cache(causal: Causal | None, heads_q: int) -> None:
+    q = rand(1, heads_q, 1, 64, seed=1)
+
+    def token(keys: int) -> None:
+        attention(q, K[:, :, :keys], K[:, :, :keys], causal=causal)
+
+    token(257)  # the first of its blocks for every kernel
+    found = python_calls(lambda: token(258))
+    assert len(found) <= ALLOWED, "\n".join(found)
+
+
+def test_other_lengths_are_priced_with_one_call_a_kernel() -> None:
+    problem = Problem(
+        dtype=DType.F16, batch=1, num_heads_q=4, num_heads_kv=4, seqlen_q=200, seqlen_k=200, head_dim=64
+    )
+    kernels = select.offer(library(Target.HOST), problem, Family.FMHA_FWD, HOST).models
+
+    def call(rows: int) -> None:
+        attention(K[:, :, :rows], K[:, :, :rows], K[:, :, :rows])
+
+    call(200)
+    found = python_calls(lambda: call(300))
+    assert sum(name.endswith(":cost") for name in found) <= len(kernels)
+    assert len(found) <= ALLOWED + len(kernels) + sum(kernel.is_split for kernel, _ in kernels), "\n".join(
+        found
+    )
+
+
+def test_a_known_call_calls_next_to_nothing() -> None:
+    q = rand(1, 4, 1, 64, seed=1)
+    for _ in range(3):
+        attention(q, K, K)
+    assert len(python_calls(lambda: attention(q, K, K))) <= 12
+
+
+def test_python_calls_are_counted() -> None:
+    def once() -> torch.Tensor:
+        return torch.Tensor()
+
+    assert [name.rpartition(":")[2] for name in python_calls(lambda: [once(), once()])] == [
+        "<lambda>",
+        "once",
+        "once",
+    ]
