@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "sdpa/arch/simt/arrivals.hpp"
+#include "sdpa/arch/simt/async.hpp"
 #include "sdpa/arch/simt/bank_conflicts.hpp"
 #include "sdpa/arch/simt/cp_async.hpp"
 #include "sdpa/arch/simt/fiber.hpp"
@@ -41,6 +42,7 @@ struct KernelCall {
   int threads;
   int smem_bytes;
   uint64_t seed;
+  int smem_alignment = SharedMemory::kAlignment;
 };
 
 class Block {
@@ -120,6 +122,20 @@ class Block {
   // Barrier 0; true when `predicate` was true of any thread that met there.
   bool sync_or(bool predicate);
 
+  // Counts as the warp's arrival at the barrier, and does not wait.
+  void arrive(int barrier, int num_threads) { meet(kArrival, barrier, num_threads); }
+
+  // What is in flight next to the threads: see async.hpp. The running thread stops until it is woken.
+  Async &async() { return async_; }
+  int num_threads() const { return call_->threads; }
+  void park() {
+    warp().ready &= ~bit(current_);
+    run_other_thread();
+  }
+  void wake(int thread) { warps_[size_t(thread / kWarpSize)].ready |= bit(thread); }
+  // One of `count`, as the schedule draws it; the first in program order.
+  int draw(int count) { return schedule_.first_warp(0, count); }
+
   // Ends the block.
   [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -132,20 +148,24 @@ class Block {
   struct Barrier {
     int num_warps = 0;  // that wait there
     int num_threads = 0;
-    bool vote = false;    // of those who wait there
-    bool result = false;  // of those who met last
+    uint32_t arrived = 0;  // warps that are counted and do not wait
+    bool vote = false;     // of those who wait there
+    bool result = false;   // of those who met last
   };
 
   static constexpr uint32_t bit(int thread) { return 1u << (thread % kWarpSize); }
 
   static void fiber_main();
-  static void arrive_at_barrier(Block &block, Warp &warp);
+  static void arrive_at_barrier(Block &block, Warp &warp) { block.count_at_barrier(warp, /*waits=*/true); }
+  static void pass_barrier(Block &block, Warp &warp) { block.count_at_barrier(warp, /*waits=*/false); }
 
   void reset(const KernelCall &call, int64_t index);
   void meet(const Collective &collective, int barrier, int barrier_threads);
   void execute(Warp &warp);
+  void count_at_barrier(Warp &warp, bool waits);
   void release_if_complete(int barrier);
   int pick_thread();
+  int next_thread();
   void run_other_thread();
   void resume(int thread, bool current_is_done = false);
   [[noreturn]] void exit_thread();
@@ -158,6 +178,7 @@ class Block {
   }
 
   static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
+  static constexpr Collective kArrival{"an arrival at a barrier", false, &Block::pass_barrier};
 
   const KernelCall *call_ = nullptr;
   int64_t index_ = 0;
@@ -174,6 +195,7 @@ class Block {
   Sites sites_;
   CallChains call_chains_;
   BankConflicts bank_conflicts_;
+  Async async_;
   std::vector<Thread> threads_;
   std::array<Barrier, kNumBarriers> barriers_;
   std::array<Warp, kMaxThreads / kWarpSize> warps_;
@@ -211,7 +233,8 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
   started_ = failed_ = false;
   error_[0] = '\0';
   schedule_.start(call.seed, index);
-  shared_memory_.reset(call.smem_bytes);
+  shared_memory_.reset(call.smem_bytes, size_t(call.smem_alignment));
+  async_.reset(call.threads);
   shadow_.reset(call.smem_bytes, num_warps_);
   arrivals_.start(call.threads);
   sites_.clear();
@@ -257,6 +280,7 @@ inline void Block::exit_thread() {
   if (copies.num_unwaited() != 0) {
     fail("exits with %zu cp.async copies that were never waited for", copies.num_unwaited());
   }
+  async_.check_exit(*this, current_);
   Warp &warp = this->warp();
   warp.live &= ~bit(current_);
   warp.ready &= ~bit(current_);
@@ -268,9 +292,10 @@ inline void Block::exit_thread() {
     execute(warp);
   }
   if (num_live_warps_ == 0) {
+    async_.check_end(*this);
     switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
   } else {
-    const int next = pick_thread();
+    const int next = next_thread();
     if (next < 0) fail_deadlock();
     resume(next, /*current_is_done=*/true);
   }
@@ -297,7 +322,7 @@ inline void Block::meet(const Collective &collective, int barrier, int barrier_t
   if ((warp.ready & lane_bit) == 0) {
     run_other_thread();
   } else if (!schedule_.in_order()) {
-    const int next = pick_thread();
+    const int next = next_thread();
     if (next != current_) resume(next);
   }
 }
@@ -326,18 +351,22 @@ inline bool Block::sync_or(bool predicate) {
   return barriers_[0].result;
 }
 
-inline void Block::arrive_at_barrier(Block &block, Warp &warp) {
-  Barrier &barrier = block.barriers_[size_t(warp.barrier)];
+inline void Block::count_at_barrier(Warp &warp, bool waits) {
+  Barrier &barrier = barriers_[size_t(warp.barrier)];
   if (barrier.num_warps == 0) {
     barrier.num_threads = warp.barrier_threads;
   } else if (barrier.num_threads != warp.barrier_threads) {
-    block.fail("sync_group(%d, %d): the warps that already wait there expect %d threads", warp.barrier,
-               warp.barrier_threads, barrier.num_threads);
+    fail("sync_group(%d, %d): the warps that already wait there expect %d threads", warp.barrier, warp.barrier_threads,
+         barrier.num_threads);
   }
   ++barrier.num_warps;
-  warp.waits_at = warp.barrier;
-  warp.ready = 0;
-  block.release_if_complete(warp.barrier);
+  if (waits) {
+    warp.waits_at = warp.barrier;
+    warp.ready = 0;
+  } else {
+    barrier.arrived |= 1u << (&warp - warps_.data());
+  }
+  release_if_complete(warp.barrier);
 }
 
 inline void Block::release_if_complete(int barrier) {
@@ -347,7 +376,8 @@ inline void Block::release_if_complete(int barrier) {
   state.num_warps = 0;
   state.result = state.vote;
   state.vote = false;
-  uint32_t released = 0;
+  uint32_t released = state.arrived;
+  state.arrived = 0;
   for (int w = 0; w < num_warps_; ++w) {
     Warp &warp = warps_[size_t(w)];
     if (warp.waits_at != barrier) continue;
@@ -375,10 +405,21 @@ inline int Block::pick_thread() {
   return -1;
 }
 
+// Copies that are in flight land when nobody can run, and whenever the schedule says so.
+inline int Block::next_thread() {
+  if (async_.has_loads() && schedule_.leaves_warp()) async_.land_one(*this);
+  int next = pick_thread();
+  while (next < 0 && async_.has_loads()) {
+    async_.land_one(*this);
+    next = pick_thread();
+  }
+  return next;
+}
+
 inline void Block::run_other_thread() {
-  const int next = pick_thread();
+  const int next = next_thread();
   if (next < 0) fail_deadlock();
-  resume(next);
+  if (next != current_) resume(next);  // a copy that landed may have woken this one
 }
 
 inline void Block::resume(int thread, bool current_is_done) {
@@ -390,3 +431,4 @@ inline void Block::resume(int thread, bool current_is_done) {
 }  // namespace sdpa::simt
 
 #include "sdpa/arch/simt/block_errors.hpp"
+#include "sdpa/arch/simt/async_rules.hpp"

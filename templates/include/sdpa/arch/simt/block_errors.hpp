@@ -25,7 +25,7 @@ inline void Block::fail(const char *format, ...) {
 
 inline void Block::fail_divergence(const Collective &collective, int barrier, int barrier_threads) {
   const auto describe = [](char (&text)[48], const Collective &what, int id, int threads) {
-    if (&what != &kBarrier) {
+    if (&what != &kBarrier && &what != &kArrival) {
       std::snprintf(text, sizeof(text), "%s", what.name);
     } else if (id == 0) {
       std::snprintf(text, sizeof(text), "syncthreads");
@@ -66,7 +66,7 @@ inline void Block::fail_arrival(int thread) {
 }
 
 inline void Block::fail_deadlock() {
-  char waits[240] = {};
+  char waits[400] = {};
   size_t length = 0;
   for (int id = 0; id < kNumBarriers && length < sizeof(waits); ++id) {
     const Barrier &barrier = barriers_[size_t(id)];
@@ -77,6 +77,7 @@ inline void Block::fail_deadlock() {
                       barrier.num_warps, needed, id == 0 ? "syncthreads, barrier" : "barrier", id);
     length += size_t(std::max(written, 0));
   }
+  if (length < sizeof(waits)) async_.describe_waits(waits + length, sizeof(waits) - length, length == 0 ? "" : ", ");
   fail("deadlock: no thread can go on: %s", waits);
 }
 

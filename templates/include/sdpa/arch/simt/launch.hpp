@@ -162,8 +162,8 @@ inline Status run_grid(const KernelCall &call, int64_t num_blocks) {
 // Runs `kernel(params)` in every thread of every block and returns when all are done. SDPA_INVALID_ARGUMENT for an
 // impossible grid or block; SDPA_HOST_CHECK when the kernel broke a rule of the machine model.
 template <class Params>
-Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,
-              const Params &params) {
+Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes, const Params &params,
+              int smem_alignment = SharedMemory::kAlignment) {
   struct Closure {
     void (*kernel)(Params);
     const Params *params;
@@ -179,6 +179,7 @@ Status launch(void (*kernel)(Params), const char *name, int64_t grid, int thread
   call.threads = threads;
   call.smem_bytes = smem_bytes;
   call.seed = settings.seed.load();
+  call.smem_alignment = smem_alignment;
   return detail::run_grid(call, grid);
 }
 

@@ -1,7 +1,7 @@
 // The dynamic shared memory of one block: poisoned before the block starts, guarded at both ends.
 //
 // Every byte starts as 0xFF, a NaN in fp16, bf16 and fp32, so what a kernel reads before it was written shows in the
-// result. The first byte lies on a multiple of 128 and of nothing more. A zone on either side holds the same bytes: a
+// result. The first byte lies on a multiple of the alignment, 128 unless a kernel asks for more, and of nothing else. A zone on either side holds the same bytes: a
 // read beyond the end gives NaNs, a write is found when the block is done.
 #pragma once
 
@@ -15,13 +15,15 @@ class SharedMemory {
  public:
   static constexpr int kPoison = 0xFF;
 
-  // Throws std::bad_alloc.
-  void reset(int bytes) {
+  static constexpr size_t kAlignment = 128;
+
+  // `alignment` is a power of two, at least kAlignment. Throws std::bad_alloc.
+  void reset(int bytes, size_t alignment = kAlignment) {
     bytes_ = size_t(bytes);
-    storage_.assign(3 * kAlignment + bytes_ + kGuardBytes, static_cast<unsigned char>(kPoison));
+    storage_.assign(3 * alignment + bytes_ + kGuardBytes, static_cast<unsigned char>(kPoison));
     const uintptr_t storage = reinterpret_cast<uintptr_t>(storage_.data());
-    const uintptr_t even = (storage + 2 * kAlignment - 1) / (2 * kAlignment) * (2 * kAlignment);
-    begin_ = storage_.data() + (even + kAlignment - storage);
+    const uintptr_t even = (storage + 2 * alignment - 1) / (2 * alignment) * (2 * alignment);
+    begin_ = storage_.data() + (even + alignment - storage);
   }
 
   char *data() const { return reinterpret_cast<char *>(begin_); }
@@ -42,7 +44,6 @@ class SharedMemory {
   }
 
  private:
-  static constexpr size_t kAlignment = 128;
   static constexpr size_t kGuardBytes = 128;
   static_assert(kGuardBytes <= kAlignment, "the guard in front lies in the alignment's gap");
 

@@ -35,6 +35,7 @@ struct WarpSlots {
   uint32_t shuffle_result[kWarpSize];
   uint32_t vote;  // one bit per lane
   bool vote_result;
+  int elected;  // lane
 };
 
 struct Warp {

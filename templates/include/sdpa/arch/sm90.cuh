@@ -1,0 +1,174 @@
+// The sm_90a instruction set as a policy, on top of what sm_80 has: TMA copies of boxes of a tensor, mbarriers that count
+// their bytes, wgmma, setmaxnreg. The names are those of arch/host_sm90.hpp, which does the same on a CPU.
+//
+// A TensorMap describes a tensor of up to five dimensions, of which the innermost has stride 1; a copy moves one box of
+// it, names the box by the coordinates of its first element, innermost first, and fills with zeros what lies outside the
+// tensor. Boxes are swizzled in shared memory, so a tile starts at a multiple of 8 times the bytes of a box's row.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/sm80.cuh"
+
+// compute_90 without the `a` would compile all of this to nothing.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "the units of sm_90 kernels are compiled for 90a"
+#endif
+
+namespace sdpa::arch {
+
+struct Sm90 : Sm80 {
+  using TensorMap = CUtensorMap;
+  using StsmN = cute::SM90_U32x4_STSM_N;
+
+  // stride_bytes are those of dimensions 1 to rank - 1; swizzle_bytes is that of a box's row, 32, 64 or 128.
+  static Status make_tensor_map(TensorMap &map, const char *name, int element_bytes, bool is_bf16, const void *address,
+                                int rank, const uint64_t *extent, const uint64_t *stride_bytes, const uint32_t *box,
+                                int swizzle_bytes) {
+    using Encode = decltype(&cuTensorMapEncodeTiled);
+    static const Encode encode = [] {  // the library is not linked to the driver's
+      void *function = nullptr;
+      cudaDriverEntryPointQueryResult result;
+      const cudaError_t error =
+          cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+      return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function)
+                                                                           : nullptr;
+    }();
+    if (encode == nullptr)
+      return make_status(SDPA_CUDA_ERROR, "the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12.0 or later");
+    if (element_bytes != 2) return make_status(SDPA_NOT_SUPPORTED, "%s: elements of %d bytes", name, element_bytes);
+    static constexpr cuuint32_t kOnes[5] = {1, 1, 1, 1, 1};
+    const CUtensorMapSwizzle swizzle = swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                             : CU_TENSOR_MAP_SWIZZLE_32B;
+    const CUresult result = encode(&map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                   static_cast<cuuint32_t>(rank), const_cast<void *>(address), extent, stride_bytes,
+                                   box, kOnes, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+      return make_status(SDPA_CUDA_ERROR, "%s: cuTensorMapEncodeTiled fails with CUresult %d", name,
+                         static_cast<int>(result));
+    return {};
+  }
+
+  // SMs of the current device; 1 if that cannot be asked.
+  static int num_sms() {
+    int device = 0, count = 1;
+    if (cudaGetDevice(&device) == cudaSuccess)
+      (void)cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+  }
+
+  SDPA_DEVICE static char *dynamic_smem() {
+    extern __shared__ __align__(1024) char smem_1024[];
+    return smem_1024;
+  }
+
+  // ---- mbarriers: addresses in shared memory ----
+  SDPA_DEVICE static uint32_t shared_address(const void *pointer) { return cute::cast_smem_ptr_to_uint(pointer); }
+
+  SDPA_DEVICE static void mbarrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+  }
+  // After all inits, before a barrier of the CTA.
+  SDPA_DEVICE static void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+  // One arrival, and so many bytes that copies are going to complete.
+  SDPA_DEVICE static void mbarrier_expect(uint64_t *barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+  }
+  SDPA_DEVICE static void mbarrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  }
+  // Returns when the phase of that parity is complete.
+  SDPA_DEVICE static void mbarrier_wait(uint64_t *barrier, int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra complete;\n"
+        "bra again;\n"
+        "complete:\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
+
+  // ---- TMA ----
+  SDPA_DEVICE static void prefetch_tensor_map(const TensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+  }
+  SDPA_DEVICE static void tma_load(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2,
+                                   int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared_address(smem)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+  }
+  SDPA_DEVICE static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(shared_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+  }
+  SDPA_DEVICE static void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
+  // Of this thread's groups of stores, all but the last N have read their shared memory.
+  template <int N>
+  SDPA_DEVICE static void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+  }
+  // What this thread wrote to shared memory is seen by copies and wgmma that are issued afterwards.
+  SDPA_DEVICE static void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+  // ---- wgmma ----
+  SDPA_DEVICE static void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+  SDPA_DEVICE static void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+  template <int N>
+  SDPA_DEVICE static void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+  }
+  // One step of 16 along the inner dimension: C = A B, or C += A B, as mma.accumulate_ says.
+  template <class TiledMma, class A, class B, class C>
+  SDPA_DEVICE static void wgmma(const TiledMma &mma, const A &tCrA, const B &tCrB, C &tCrC) {
+    cute::gemm(mma, tCrA, tCrB, tCrC);
+  }
+  // No access to these registers moves across.
+  template <class Tensor>
+  SDPA_DEVICE static void fence_operand(Tensor &tensor) {
+    cute::warpgroup_fence_operand(tensor);
+  }
+
+  // ---- warps and warpgroups ----
+  // True for one lane of the warp.
+  SDPA_DEVICE static bool elect() { return cute::elect_one_sync() != 0; }
+  template <int N>
+  SDPA_DEVICE static void increase_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+  }
+  template <int N>
+  SDPA_DEVICE static void decrease_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+  }
+  template <int kId>
+  SDPA_DEVICE static void named_sync(int num_threads) {
+    static_assert(kId >= 1 && kId <= 7);
+    asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
+  }
+  template <int kId>
+  SDPA_DEVICE static void named_arrive(int num_threads) {
+    static_assert(kId >= 1 && kId <= 7);
+    asm volatile("bar.arrive %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
+  }
+};
+
+}  // namespace sdpa::arch

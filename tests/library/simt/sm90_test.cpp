@@ -1,0 +1,467 @@
+// The instructions of sm_90: wgmma multiplies what TMA has brought, for every swizzle and both ways to lie in memory, and
+// every rule of async_rules.hpp that a kernel can break ends its launch with the right message.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "harness.hpp"
+#include "sdpa/arch/simt/collectives_sm90.hpp"
+
+using namespace sdpa::simt;
+using namespace simt_test;
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRows = 64;
+constexpr int kN = 32;
+constexpr int kSmemBytes = 24 << 10;
+constexpr int kOffsetB = 8 << 10;
+constexpr int kOffsetBarrier = 20 << 10;
+
+uint64_t *barrier(int index = 0) { return reinterpret_cast<uint64_t *>(dynamic_smem() + kOffsetBarrier) + index; }
+Async &async() { return current_block->async(); }
+void init(uint64_t *at, int arrivals) { async().init(*current_block, at, arrivals); }
+void expect(uint64_t *at, int bytes) { async().arrive(*current_block, at, bytes); }
+void wait(uint64_t *at, int parity) { async().wait(*current_block, at, parity); }
+void load(const TensorMap &map, void *smem, int column = 0, int row = 0, uint64_t *at = nullptr) {
+  async().load(*current_block, map, at == nullptr ? barrier() : at, smem, {column, row, 0, 0, 0});
+}
+
+uint64_t descriptor(int offset, int leading, int stride, int width) {
+  const uint64_t type = width == 128 ? 1 : width == 64 ? 2 : 3;
+  const auto field = [](int bytes) { return uint64_t(bytes) >> 4 & 0x3fff; };
+  return field(offset + int(kSharedBase)) | field(leading) << 16 | field(stride) << 32 | type << 62;
+}
+
+// [rows][columns] of small integers, which products keep exactly.
+struct Matrix {
+  int rows, columns;
+  std::vector<uint16_t> bits;
+
+  Matrix(int rows, int columns, int seed) : rows(rows), columns(columns), bits(size_t(rows * columns)) {
+    std::mt19937 random{uint32_t(seed)};
+    static constexpr uint16_t kValues[] = {0xc000, 0xbc00, 0x0000, 0x3c00, 0x4000, 0x4200};  // -2 -1 0 1 2 3
+    for (uint16_t &element : bits) element = kValues[random() % 6];
+  }
+  float at(int row, int column) const { return Half::decode(bits[size_t(row * columns + column)]); }
+  TensorMap map(int box_columns, int box_rows) const {
+    const uint64_t extent[2] = {uint64_t(columns), uint64_t(rows)}, stride[1] = {uint64_t(columns) * 2};
+    const uint32_t box[2] = {uint32_t(box_columns), uint32_t(box_rows)};
+    TensorMap made;
+    CHECK_OK(make_tensor_map(made, "matrix", 2, bits.data(), 2, extent, stride, box, 2 * box_columns));
+    return made;
+  }
+};
+
+// D[64, kN] = A[64, 16] B, A and B from shared memory; B is [kN, 16] (K-major) or [16, kN] (MN-major), in rows of
+// `width` bytes. The columns of A and of a K-major B that are multiplied start at 16 · step.
+void check_product(int width, bool is_mn_major, int step) {
+  const int columns = width / 2;
+  const Matrix a(kRows, columns, 1), b(is_mn_major ? 16 : kN, is_mn_major ? kN : columns, 2);
+  const TensorMap map_a = a.map(columns, kRows), map_b = b.map(columns, is_mn_major ? 16 : kN);
+  std::vector<float> result(kRows * kN);
+  CHECK_OK(run_kernel(1, kThreads, kSmemBytes, [&] {
+    if (thread_idx() == 0) init(barrier(), 1);
+    syncthreads();
+    const int chunks = is_mn_major ? (kN + columns - 1) / columns : 1;
+    if (thread_idx() == 0) {
+      expect(barrier(), kRows * width + int(b.map(columns, is_mn_major ? 16 : kN).box[1]) * width * chunks);
+      load(map_a, dynamic_smem());
+      for (int c = 0; c < chunks; ++c) load(map_b, dynamic_smem() + kOffsetB + c * 16 * width, c * columns);
+    }
+    wait(barrier(), 0);
+    float d[kN / 2];
+    const uint64_t desc_a = descriptor(32 * step, 0, 8 * width, width);
+    wgmma_fence();
+    if (is_mn_major) {
+      wgmma<Half, true, kN>(d, desc_a, descriptor(kOffsetB, 16 * width, 8 * width, width), true);
+    } else {
+      wgmma<Half, false, kN>(d, desc_a, descriptor(kOffsetB + 32 * step, 0, 8 * width, width), true);
+    }
+    wgmma_commit();
+    for (const float value : d) CHECK(std::isnan(value));  // not before the wait
+    wgmma_wait<0>();
+    const int lane = thread_idx() % 32;
+    for (int i = 0; i < kN / 2; ++i) {
+      const int row = thread_idx() / 32 * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      result[size_t(row * kN + column)] = d[i];
+    }
+  }));
+  for (int row = 0; row < kRows; ++row) {
+    for (int n = 0; n < kN; ++n) {
+      float sum = 0.f;
+      for (int k = 0; k < 16; ++k)
+        sum += a.at(row, 16 * step + k) * (is_mn_major ? b.at(k, n) : b.at(n, 16 * step + k));
+      CHECK(result[size_t(row * kN + n)] == sum);
+    }
+  }
+}
+
+// What every hazard starts from: A and B of 16 columns in shared memory, and one multiplication that is in flight.
+const Matrix kA(kRows, 16, 3), kB(kN, 16, 4);
+
+void bring_operands() {
+  static const TensorMap map_a = kA.map(16, kRows), map_b = kB.map(16, kN);
+  if (thread_idx() == 0) {
+    init(barrier(), 1);
+    init(barrier(1), 1);
+  }
+  syncthreads();
+  if (thread_idx() == 0) {
+    expect(barrier(), (kRows + kN) * 32);
+    load(map_a, dynamic_smem());
+    load(map_b, dynamic_smem() + kOffsetB);
+  }
+  wait(barrier(), 0);
+}
+
+void multiply_operands(float (&d)[kN / 2], int offset_b = kOffsetB, bool is_zeroed = true) {
+  wgmma<Half, false, kN>(d, descriptor(0, 0, 256, 32), descriptor(offset_b, 0, 256, 32), is_zeroed);
+}
+
+template <class Body>
+void check_broken(const char *text, const Body &body) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const Configured configured(seed);
+    CHECK_BROKEN_RULE(run_kernel(1, kThreads, kSmemBytes, body), text);
+    CHECK_OK(run_kernel(1, kThreads, kSmemBytes, [] {
+      bring_operands();
+      float d[kN / 2];
+      wgmma_fence();
+      multiply_operands(d);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }));
+  }
+}
+
+}  // namespace
+
+SIMT_CASE(wgmma_multiplies_what_tma_brought_in_every_swizzle) {
+  for (const int width : {32, 64, 128}) {
+    for (int step = 0; step < width / 32; ++step) check_product(width, false, step);
+    check_product(width, true, 0);
+  }
+}
+
+SIMT_CASE(wgmma_adds_to_what_was_there_and_takes_a_from_registers) {
+  CHECK_OK(run_kernel(1, kThreads, kSmemBytes, [] {
+    bring_operands();
+    const int lane = thread_idx() % 32, first = thread_idx() / 32 * 16 + lane / 4, k = lane % 4 * 2;
+    uint32_t a[4];
+    for (int i = 0; i < 4; ++i) std::memcpy(&a[i], &kA.bits[size_t((first + i % 2 * 8) * 16 + k + i / 2 * 8)], 4);
+    float from_registers[kN / 2], twice[kN / 2];
+    wgmma_fence();
+    wgmma<Half, false, kN>(from_registers, a, descriptor(kOffsetB, 0, 256, 32), true);
+    multiply_operands(twice);
+    multiply_operands(twice, kOffsetB, false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < kN / 2; ++i) CHECK(twice[i] == 2 * from_registers[i]);
+  }));
+}
+
+SIMT_CASE(tma_reads_zeros_and_writes_nothing_outside_of_the_tensor) {
+  std::vector<uint16_t> out(10 * 24, 7);
+  const uint64_t extent[2] = {24, 10}, stride[1] = {48};
+  const uint32_t box[2] = {16, 16};
+  TensorMap map;
+  CHECK_OK(make_tensor_map(map, "out", 2, out.data(), 2, extent, stride, box, 32));
+  const Matrix from(10, 24, 5);
+  const TensorMap map_from = from.map(16, 16);
+  CHECK_OK(run_kernel(1, 32, kSmemBytes, [&] {
+    if (thread_idx() != 0) return;
+    init(barrier(), 1);
+    expect(barrier(), 2 * 16 * 32);
+    load(map_from, dynamic_smem(), 16, 4);
+    load(map_from, dynamic_smem() + 512, -8, -4);
+    wait(barrier(), 0);
+    async().store(*current_block, map, dynamic_smem(), {16, 4, 0, 0, 0});
+    async().store(*current_block, map, dynamic_smem() + 512, {-8, -4, 0, 0, 0});
+    async().commit_stores(*current_block);
+    async().wait_stores(*current_block, 0);
+  }));
+  for (int row = 0; row < 10; ++row) {
+    for (int column = 0; column < 24; ++column) {
+      const bool is_first = column >= 16 && row >= 4, is_second = column < 8 && row < 12;
+      const size_t at = size_t(row * 24 + column);
+      CHECK(out[at] == (is_first || is_second ? from.bits[at] : 7));
+    }
+  }
+}
+
+SIMT_CASE(a_tensor_map_is_refused_as_the_driver_refuses_it) {
+  alignas(16) static uint16_t data[1024];
+  const auto made = [](const void *address, uint64_t columns, uint64_t stride, uint32_t box_columns, uint32_t box_rows,
+                       int swizzle) {
+    const uint64_t extent[2] = {columns, 8}, strides[1] = {stride};
+    const uint32_t box[2] = {box_columns, box_rows};
+    TensorMap map;
+    return make_tensor_map(map, "q", 2, address, 2, extent, strides, box, swizzle);
+  };
+  CHECK_OK(made(data, 64, 128, 64, 8, 128));
+  const auto refuses = [&](const sdpa::Status &status, const char *text) {
+    CHECK(status.code == SDPA_INVALID_ARGUMENT);
+    CHECK(std::strstr(status.message, text) != nullptr);
+  };
+  refuses(made(data + 1, 64, 128, 64, 8, 128), "q: address");
+  refuses(made(data, 0, 128, 64, 8, 128), "q: extent 0 of the tensor map is 0");
+  refuses(made(data, 64, 120, 64, 8, 128), "q: stride 1 of the tensor map is 120");
+  refuses(made(data, 64, uint64_t{1} << 40, 64, 8, 128), "below 2^40");
+  refuses(made(data, 64, 128, 64, 8, 64), "q: box extent 0");
+  refuses(made(data, 64, 128, 64, 257, 128), "q: box extent 1 of the tensor map is 257");
+  refuses(made(data, 64, 128, 64, 8, 48), "a swizzle of 48 bytes");
+}
+
+SIMT_CASE(a_ring_of_mbarriers_passes_every_schedule) {
+  constexpr int kBlocks = 40, kStages = 3;
+  const Matrix source(kBlocks * 8, 16, 6);
+  const TensorMap map = source.map(16, 8);
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    CHECK_OK(run_kernel(1, 96, kSmemBytes, [&] {
+      uint64_t *const full = barrier(), *const empty = barrier(kStages);
+      if (thread_idx() == 0) {
+        for (int i = 0; i < kStages; ++i) {
+          init(full + i, 1);
+          init(empty + i, 2);
+        }
+      }
+      syncthreads();
+      if (thread_idx() < 32) {
+        if (!elect()) return;
+        for (int n = 0; n < kBlocks; ++n) {
+          wait(empty + n % kStages, n / kStages % 2 ^ 1);
+          expect(full + n % kStages, 256);
+          load(map, dynamic_smem() + n % kStages * 256, 0, n * 8, full + n % kStages);
+        }
+        return;
+      }
+      for (int n = 0; n < kBlocks; ++n) {
+        wait(full + n % kStages, n / kStages % 2);
+        const uint32_t place = swizzled(kSharedBase + uint32_t(n % kStages * 256 + 32 * (n % 8)), 32) - kSharedBase;
+        uint16_t first;
+        std::memcpy(&first, dynamic_smem() + place, 2);
+        CHECK(first == source.bits[size_t((n * 8 + n % 8) * 16)]);
+        syncwarp();
+        if (thread_idx() % 32 == 0) expect(empty + n % kStages, 0);
+      }
+    }));
+  }
+}
+
+SIMT_CASE(who_only_arrives_at_a_barrier_does_not_wait) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    int turns = 0;
+    CHECK_OK(run_kernel(1, 64, 0, [&] {
+      const bool is_first = thread_idx() < 32;
+      if (is_first) arrive_group(1, 64);
+      for (int turn = 0; turn < 6; ++turn) {
+        sync_group(is_first ? 1 : 2, 64);
+        if (thread_idx() % 32 == 0) CHECK(turns++ % 2 == (is_first ? 0 : 1));
+        arrive_group(is_first ? 2 : 1, 64);
+      }
+      if (is_first) sync_group(1, 64);
+    }));
+    CHECK(turns == 12);
+  }
+}
+
+SIMT_CASE(an_accumulator_is_not_written_in_flight) {
+  check_broken("an accumulator of lane 0 was written while it was in flight", [] {
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d);
+    wgmma_commit();
+    d[3] = 1.f;
+    wgmma_wait<0>();
+  });
+}
+
+SIMT_CASE(a_in_registers_is_not_written_in_flight) {
+  check_broken("A was written in registers of lane 0 while it was in flight", [] {
+    bring_operands();
+    float d[kN / 2];
+    uint32_t a[4] = {};
+    wgmma_fence();
+    wgmma<Half, false, kN>(d, a, descriptor(kOffsetB, 0, 256, 32), true);
+    wgmma_commit();
+    a[2] = 1;
+    wgmma_wait<0>();
+  });
+}
+
+SIMT_CASE(wgmma_needs_a_fence_behind_the_last_group) {
+  check_broken("the warp has had no wgmma_fence since its last group", [] {
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d);
+    wgmma_commit();
+    multiply_operands(d, kOffsetB, false);
+  });
+}
+
+// In program order copies land when nobody else can run, so what does not wait for them is always found.
+SIMT_CASE(wgmma_waits_for_its_operands) {
+  CHECK_BROKEN_RULE(run_kernel(1, kThreads, kSmemBytes,
+                               [] {
+                                 static const TensorMap map = kB.map(16, kN);
+                                 bring_operands();
+                                 if (thread_idx() == 0) {
+                                   expect(barrier(1), kN * 32);
+                                   load(map, dynamic_smem() + kOffsetB + 2048, 0, 0, barrier(1));
+                                 }
+                                 syncthreads();
+                                 float d[kN / 2];
+                                 wgmma_fence();
+                                 multiply_operands(d, kOffsetB + 2048);
+                                 wgmma_commit();
+                                 wgmma_wait<0>();
+                                 wait(barrier(1), 0);
+                               }),
+                    "where a tma_load has not landed");
+}
+
+SIMT_CASE(a_buffer_is_not_filled_while_wgmma_reads_it) {
+  check_broken("which a wgmma of warp 0 in flight reads", [] {
+    static const TensorMap map = kB.map(16, kN);
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d);
+    wgmma_commit();
+    if (thread_idx() == 0) {
+      expect(barrier(1), kN * 32);
+      load(map, dynamic_smem() + kOffsetB, 0, 0, barrier(1));
+    }
+    wgmma_wait<0>();
+    wait(barrier(1), 0);
+  });
+}
+
+SIMT_CASE(the_warps_of_a_warpgroup_issue_the_same) {
+  check_broken("of a warpgroup issue different instructions", [] {
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d, thread_idx() < 96 ? kOffsetB : kOffsetB + 256);
+    wgmma_commit();
+    wgmma_wait<0>();
+  });
+}
+
+SIMT_CASE(an_operand_starts_where_its_swizzle_does) {
+  check_broken("an operand does not start at a multiple of 8 swizzled rows", [] {
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d, kOffsetB + 64);
+    wgmma_commit();
+    wgmma_wait<0>();
+  });
+}
+
+SIMT_CASE(a_thread_does_not_exit_with_wgmma_in_flight) {
+  check_broken("exits with 1 wgmma in flight", [] {
+    bring_operands();
+    float d[kN / 2];
+    wgmma_fence();
+    multiply_operands(d);
+    wgmma_commit();
+  });
+}
+
+SIMT_CASE(a_store_reads_what_was_fenced) {
+  static uint16_t out[64 * 16];
+  const uint64_t extent[2] = {16, 64}, stride[1] = {32};
+  const uint32_t box[2] = {16, 8};
+  static TensorMap map;
+  CHECK_OK(make_tensor_map(map, "out", 2, out, 2, extent, stride, box, 32));
+  const auto store = [](bool is_fenced, bool is_waited_for, bool writes_again) {
+    return [=] {
+      const int lane = thread_idx() % 32;
+      char *const row = dynamic_smem() + thread_idx() / 32 * 512 + lane % 8 * 32 + lane / 8 % 2 * 16 + lane / 16 * 256;
+      stmatrix({1, 2, 3, 4}, row);
+      if (is_fenced) async().fence(thread_idx());
+      syncwarp();
+      if (lane == 0) {
+        async().store(*current_block, map, dynamic_smem() + thread_idx() / 32 * 512, {0, thread_idx() / 4, 0, 0, 0});
+        async().commit_stores(*current_block);
+      }
+      syncwarp();
+      if (writes_again) stmatrix({5, 6, 7, 8}, row);
+      if (lane == 0 && is_waited_for) async().wait_stores(*current_block, 0);
+    };
+  };
+  CHECK_OK(run_kernel(1, kThreads, kSmemBytes, store(true, true, false)));
+  check_broken("has had no fence_async_proxy since it wrote there", store(false, true, false));
+  check_broken("exits before its TMA store has read byte", store(true, false, false));
+  check_broken("has not read yet", store(true, true, true));
+}
+
+SIMT_CASE(an_mbarrier_counts_arrivals_and_bytes) {
+  static const TensorMap map = kB.map(16, kN);
+  check_broken("was not initialised", [] { wait(barrier(), 0); });
+  check_broken("bytes more than it expects", [] {
+    if (thread_idx() != 0) return;
+    init(barrier(), 1);
+    expect(barrier(), kN * 32 - 16);
+    load(map, dynamic_smem());
+    wait(barrier(), 0);
+  });
+  check_broken("has had all 1 arrivals of its phase", [] {
+    if (thread_idx() != 0) return;
+    init(barrier(), 1);
+    expect(barrier(), 16);
+    expect(barrier(), 0);
+  });
+  check_broken("which misses 0 arrivals and 16 bytes", [] {
+    if (thread_idx() != 0) return;
+    init(barrier(), 1);
+    expect(barrier(), kN * 32 + 16);
+    load(map, dynamic_smem());
+    wait(barrier(), 0);
+  });
+  check_broken("which misses 1 arrivals and 0 bytes", [] {
+    if (thread_idx() != 0) return;
+    init(barrier(), 2);
+    expect(barrier(), 0);
+    wait(barrier(), 0);
+  });
+  CHECK_BROKEN_RULE(run_kernel(1, kThreads, kSmemBytes,
+                               [] {
+                                 if (thread_idx() != 0) return;
+                                 init(barrier(), 1);
+                                 expect(barrier(), kN * 32);
+                                 load(map, dynamic_smem());
+                               }),
+                    "the block ends with 1 TMA loads in flight");
+}
+
+SIMT_CASE(registers_are_handed_on_within_what_the_launch_gave) {
+  const auto kernel = [](auto producer, auto consumer) {
+    return [=] {
+      if (thread_idx() < 128) {
+        set_registers<decltype(producer)::value>();
+      } else {
+        set_registers<decltype(consumer)::value>();
+      }
+    };
+  };
+  const auto number = [](auto value) { return value; };
+  CHECK_OK(
+      run_kernel(1, 512, 0, kernel(number(std::integral_constant<int, 32>{}), std::integral_constant<int, 160>{})));
+  CHECK_OK(
+      run_kernel(1, 384, 0, kernel(number(std::integral_constant<int, 24>{}), std::integral_constant<int, 240>{})));
+  CHECK_BROKEN_RULE(
+      run_kernel(1, 512, 0, kernel(std::integral_constant<int, 32>{}, std::integral_constant<int, 168>{})),
+      "so one would wait for ever");
+  CHECK_BROKEN_RULE(
+      run_kernel(1, 512, 0, kernel(std::integral_constant<int, 32>{}, std::integral_constant<int, 156>{})),
+      "a multiple of 8 from 24 to 256");
+}
