@@ -35,6 +35,7 @@ class Arch(Enum):
     """An architecture that kernels are tuned for. The value is its word in names."""
 
     SM89 = "sm89"
+    SM90 = "sm90"
 
     @property
     def limits(self) -> Limits:
@@ -55,5 +56,18 @@ _LIMITS = {
         registers_per_sm=65536,
         registers_per_thread=255,
         register_granularity=8,
-    )
+    ),
+    Arch.SM90: Limits(
+        compute_capability=90,
+        instructions="sm90",
+        cmake_architectures="90a-real",
+        smem_per_cta=232448,
+        smem_per_sm=233472,
+        smem_reserved_per_cta=1024,
+        threads_per_sm=2048,
+        ctas_per_sm=32,
+        registers_per_sm=65536,
+        registers_per_thread=255,
+        register_granularity=8,
+    ),
 }

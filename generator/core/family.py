@@ -40,7 +40,7 @@ class Family:
     @property
     def heads(self) -> tuple[str, ...]:
         """What the names of its kernels and units begin with, one an arch."""
-        return tuple(f"{self.name}_{arch.value}_" for arch in self.kernel.archs)
+        return tuple(f"{self.kernel.lead()}_{arch.value}_" for arch in self.kernel.archs)
 
     @property
     def sample(self) -> Kernel:

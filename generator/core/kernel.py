@@ -137,7 +137,7 @@ class Kernel(Tagged, ABC):
     @property
     def group(self) -> str:
         """The unit that holds this kernel, with all that share its layouts: these cost the compile time."""
-        return f"{self.family}_{self.arch.value}_d{self.head_dim}_{self.tile.name}"
+        return f"{self.lead()}_{self.arch.value}_d{self.head_dim}_{self.tile.name}"
 
     @property
     def unit(self) -> str:

@@ -2,6 +2,7 @@
 
 from generator.core.family import Families
 from generator.families.fmha_fwd import FMHA_FWD
+from generator.families.fmha_fwd_sm90 import FMHA_FWD_SM90
 from generator.families.unfused import UNFUSED
 
-FAMILIES = Families(FMHA_FWD, UNFUSED)
+FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED)

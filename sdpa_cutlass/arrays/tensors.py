@@ -42,7 +42,8 @@ def as_tensor(name: str, value: Any, *, writable: bool = False) -> torch.Tensor:
     With `writable`, read-only memory is refused; without, it may be copied. Raises ArgumentTypeError naming
     the argument `name`, UnsupportedError when torch is not installed.
     """
-    if is_tensor(value) or isinstance(value, ArrayView):
+    loaded = sys.modules.get("torch")
+    if (loaded is not None and isinstance(value, loaded.Tensor)) or isinstance(value, ArrayView):
         return value
     check_is_array(name, value)
     try:

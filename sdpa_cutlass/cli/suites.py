@@ -3,6 +3,8 @@
 mission     one sequence of 512, eight heads of 64: so small that latency decides
 small       batch 8, 16, 32 x sequence 128, 256, 512 at eight heads of 64
 long        sequence 512, 2048 and 8192 for every head dimension, 16384 tokens and about 2048 channels in all
+hopper      what Hopper's kernels are for: 512 to 16384 keys of head dimensions 64 to 256, 16384 tokens in
+            all; then few heads, and 64 query heads to 8 of keys
 decode      1, 4 and 16 queries against 4096 to 32768 keys, grouped heads among them
 masks       every kind of mask, lengths, dropout and grouped heads, at the lengths of `long`
 real        q, k, v captured from a pretrained encoder (a committed file), and with --input the user's own
@@ -26,6 +28,8 @@ from sdpa_cutlass.problem import Causal, DType, Problem
 LONG_HEADS = {32: 64, 64: 32, 80: 24, 96: 20, 128: 16}
 LONG_SEQLENS = (512, 2048, 8192)
 LONG_TOKENS = 16384
+HOPPER_HEADS = {64: 32, 80: 24, 96: 20, 128: 16, 256: 8}
+HOPPER_SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 MASK_HEAD_DIMS = (64, 80, 96, 128)
 MASKS = ("lengths", "lengths_full", "padding", "dense", "document", "bias_f16", "bias_f32", "packed")
 P_DROPOUT = 0.1
@@ -165,6 +169,20 @@ def long() -> list[Case]:
     ]
 
 
+def hopper() -> list[Case]:
+    """Six lengths of five head dimensions, two of few heads, two of grouped ones; each full and causal."""
+    cases = [
+        case
+        for head_dim, heads in HOPPER_HEADS.items()
+        for seqlen in HOPPER_SEQLENS
+        for case in square("hopper", LONG_TOKENS // seqlen, heads, seqlen, head_dim)
+    ]
+    for seqlen in (2048, 8192):
+        cases += square("hopper", 1, 8, seqlen, 128)
+        cases += (dataclasses.replace(case, num_heads_kv=8) for case in square("hopper", 1, 64, seqlen, 128))
+    return cases
+
+
 def masked(full: Case, causal: Case) -> list[Case]:
     """A problem under every kind of mask, with dropout, and with grouped heads."""
     return [
@@ -223,6 +241,7 @@ SUITES = {
     "mission": mission,
     "small": small,
     "long": long,
+    "hopper": hopper,
     "decode": decode,
     "masks": masks,
     "host": host,
@@ -233,7 +252,7 @@ DEFAULT_SUITES = {"cuda": ("mission", "small", "long", "real"), "cpu": ("host", 
 MASK_SUITES = ("masks", "host_masks")
 COLD_SUITES = ("decode",)
 CPU_SUITES = ("host", "host_masks", "real")  # those that a CPU can be asked for
-GPU_SUITES = ("mission", "small", "long", "real", "decode", "masks")
+GPU_SUITES = ("mission", "small", "long", "real", "decode", "masks")  # what `all` means
 
 
 def cases_of(names: Iterable[str]) -> list[Case]:

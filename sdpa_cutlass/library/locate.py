@@ -36,6 +36,8 @@ class Target(Enum):
     CUDA = "cuda"
     HOST = "host"
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and choosing a kernel hashes devices
+
     @property
     def file_name(self) -> str:
         return "libsdpa_cutlass.so" if self is Target.CUDA else "libsdpa_cutlass_host.so"

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 class Family(Enum):
-    """``FMHA_FWD``: the fused kernels. ``UNFUSED``: GEMM → softmax → GEMM, the baseline.
+    """``FMHA_FWD``: the fused kernels, ``FMHA_FWD_SM90``: those of Hopper. ``UNFUSED``: GEMM → softmax →
+    GEMM, the baseline.
 
     Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
     (`KernelInfo.serves`).
     """
 
     FMHA_FWD = "fmha_fwd"
+    FMHA_FWD_SM90 = "fmha_fwd_sm90"
     UNFUSED = "unfused"
 
     __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
@@ -142,8 +144,8 @@ class KernelInfo:
 
     @functools.cached_property
     def is_general(self) -> bool:
-        """Learns at run time whether it is causal, and takes smaller head dimensions than its own."""
-        return Takes.SMALLER_HEAD_DIM in self.takes
+        """Learns at run time whether it is causal."""
+        return Takes.FULL in self.takes and Takes.CAUSAL in self.takes
 
     @functools.cached_property
     def is_causal(self) -> bool:

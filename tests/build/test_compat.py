@@ -53,7 +53,9 @@ def test_what_is_left_out_is_there() -> None:
         assert f"def {function}" in (compat.ROOT / path).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("source", "result"), [("", "passed: 1 passed"), ("assert False", "FAILED: 1 failed")])
+@pytest.mark.parametrize(
+    ("source", "result"), [("", "passed: 1 passed"), ("assert False", "FAILED: 1 failed")]
+)
 def test_the_result_is_pytests(
     source: str, result: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -48,6 +48,8 @@ def test_it_needs_nothing_but_c_and_python(launcher: Path) -> None:
     assert str(REPOSITORY).encode() not in launcher.read_bytes()
 
 
-@pytest.mark.parametrize("python", load_script("packaging/check_wheel.py").pythons(), ids=lambda path: Path(path).name)
+@pytest.mark.parametrize(
+    "python", load_script("packaging/check_wheel.py").pythons(), ids=lambda path: Path(path).name
+)
 def test_every_python_loads_it(python: str, launcher: Path) -> None:
     assert run(python, "-I", "-c", _LOAD, str(launcher)).strip() == __version__

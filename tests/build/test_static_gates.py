@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sdpa_cutlass.library.abi import Library, Target, load
-from sdpa_cutlass.machine_code import expected, gates, kernels, tools
-from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.library.registry import KernelInfo, read_kernels
+from sdpa_cutlass.machine_code import expected, gates, gates_sm90, kernels, tools
+from sdpa_cutlass.machine_code.kernels import KernelCode
 
 from .conftest import FILTERED, LIBRARIES, built
 
@@ -48,6 +48,14 @@ def code(native: Library) -> list[KernelCode]:
 
 def test_every_gate_holds(code: list[KernelCode], infos: dict[str, KernelInfo]) -> None:
     assert [line for kernel in code for line in gates.problems(kernel, infos.get(kernel.name))] == []
+
+
+def test_hoppers_code_is_what_its_tiles_imply(code: list[KernelCode], native: Library) -> None:
+    """`code`, of another architecture, is asked for the disassembler's sake."""
+    rows = gates_sm90.rows(read_kernels(native))
+    found = {kernel.name: kernel for kernel in kernels.read(native.path, arch=gates_sm90.ARCH)}
+    assert rows.keys() == found.keys() & rows.keys()
+    assert [line for name in rows for line in gates_sm90.problems(found[name], rows[name])] == []
 
 
 def test_every_fused_kernel_has_machine_code(code: list[KernelCode], infos: dict[str, KernelInfo]) -> None:

@@ -22,6 +22,8 @@ TINY = (
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_unbiased",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16_general_split",
+    "fmha_fwd_sm90_d128_m192n80_s3_w16_bf16_causal",
+    "fmha_fwd_sm90_d128_m192n80_s3_w16_f16",
     "unfused_sm89_d32_m64n64_s4_w4_bf16_causal",
     "unfused_sm89_d64_m64n64_s4_w4_f16",
 )
@@ -43,7 +45,7 @@ def goldens() -> Path:
 
 @pytest.fixture
 def tiny() -> Space:
-    """Two fused units and one piped unit."""
+    """Two fused units, one of Hopper, and one piped unit."""
     return Space(name="tiny", kernels=tuple(FAMILIES.parse(name) for name in TINY))
 
 

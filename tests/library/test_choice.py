@@ -54,7 +54,9 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
     legal = [
         (row, estimate(row, problem, device))
         for row in kernels(Target.HOST)
-        if row.serves(family) and not select.mismatches(row, problem)
+        if row.serves(family)
+        and (device is H200 or not row.is_for_one_arch)
+        and not select.mismatches(row, problem)
     ]
     plain = {row.family for row, _ in legal if not row.is_general}
     legal.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
@@ -73,7 +75,7 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
         ranking = select.ranking(native, problem, family, card)
         assert [(row.name, cost.num_splits) for row, cost in ranking] == expected, problem
         num_ranked += len(expected)
-    assert num_ranked > 200
+    assert num_ranked > 200 or (family is Family.FMHA_FWD_SM90 and card is not H200)
 
 
 @pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT], ids=str)

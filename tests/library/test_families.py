@@ -112,14 +112,49 @@ def test_a_row_runs_where_its_code_runs(archs: str, capability: tuple[int, int],
     ("capability", "runs"), [((9, 0), True), ((8, 9), False), ((10, 0), False), ((12, 0), False)]
 )
 def test_code_for_one_architecture_runs_there_alone(capability: tuple[int, int], runs: bool) -> None:
-    row = dataclasses.replace(
-        next(row for row in kernels(Target.HOST) if row.arch == 89), arch=90, code="90a-real"
-    )
+    row = next(row for row in kernels(Target.HOST) if row.family is Family.FMHA_FWD_SM90)
+    assert (row.arch, row.code, row.is_for_one_arch) == (90, "90a-real", True)
     card = made_card("a card", capability, 132, 2580)
     for archs in ("89", "89;90-real;100"):  # what other units were compiled for says nothing of this one
         reason = select.unsupported(row, Rows([row], archs), card)
         assert (reason is None) == runs
         assert select.unsupported(row, Rows([row], archs), HOST) is None
+
+
+def chosen(device: DeviceInfo, **changes: Any) -> KernelInfo:
+    problem = made_problem(**changes)
+    native = library(Target.HOST)
+    return select.choose(native, problem, Family.FMHA_FWD, device, asked_params(problem)).kernel
+
+
+def square(seqlen: int, head_dim: int) -> dict[str, Any]:
+    """16384 tokens of 2048 channels."""
+    heads = 2048 // head_dim
+    return {
+        "batch": 16384 // seqlen, "num_heads_q": heads, "num_heads_kv": heads, "seqlen_q": seqlen,
+        "seqlen_k": seqlen, "head_dim": head_dim, "head_dim_v": head_dim,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT])
+@pytest.mark.parametrize("seqlen", [2048, 8192])
+def test_hoppers_family_wins_where_its_instructions_are(
+    seqlen: int, causal: Causal | None, head_dim: int
+) -> None:
+    large = square(seqlen, head_dim)
+    assert chosen(H200, **large, causal=causal).family is Family.FMHA_FWD_SM90
+    for device in (L4, HOST):
+        assert chosen(device, **large, causal=causal).family is Family.FMHA_FWD
+
+
+def test_few_tiles_and_what_hoppers_family_does_not_take_are_the_others() -> None:
+    mission = {"num_heads_q": 8, "num_heads_kv": 8, "seqlen_q": 512, "seqlen_k": 512}
+    assert chosen(H200, **mission).family is Family.FMHA_FWD
+    for other in ({"mask": MaskType.BOOL}, {"has_dropout": True}, {"has_lengths": True}):
+        problem = made_problem(**square(2048, 64), **other)
+        found = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
+        assert {row.family for row, _ in found} == {Family.FMHA_FWD}
 
 
 def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(

@@ -149,11 +149,11 @@ def test_a_kernel_of_an_arch_that_its_family_does_not_name_is_refused() -> None:
 
 
 NEW_ARCH = (
-    ("core/arch.py", '    SM89 = "sm89"\n', '    SM89 = "sm89"\n    SM90 = "sm90"\n'),
-    ("core/arch.py", "        return _LIMITS[self]\n", "        return _LIMITS[Arch.SM89]\n"),
+    ("core/arch.py", '    SM89 = "sm89"\n', '    SM89 = "sm89"\n    SM100 = "sm100"\n'),
+    ("core/arch.py", "return _LIMITS[self]\n", "return _LIMITS.get(self, _LIMITS[Arch.SM89])\n"),
 )
 NEW_ARCH_OF_FAMILIES = tuple(
-    (f"families/{name}/config.py", "= (Arch.SM89,)", "= (Arch.SM89, Arch.SM90)")
+    (f"families/{name}/config.py", "= (Arch.SM89,)", "= (Arch.SM89, Arch.SM100)")
     for name in ("fmha_fwd", "unfused")
 )
 
@@ -176,7 +176,7 @@ def test_an_arch_brings_no_kernel_by_itself(edits: tuple[tuple[str, str, str], .
     for name in SPACES:
         listed = generator("--list", "--space", name).stdout.splitlines()
         assert listed == [kernel.name for kernel in FAMILIES.build(name).kernels]
-    explained = generator("--explain", "unfused_sm90_d64_m64n64_s4_w4_f16")
+    explained = generator("--explain", "unfused_sm100_d64_m64n64_s4_w4_f16")
     if len(edits) > len(NEW_ARCH):
         assert "legal; in the spaces: none" in explained.stdout
     else:
@@ -237,7 +237,7 @@ def test_every_release_kernel_says_what_it_takes() -> None:
         "fmha_fwd",
         "fmha_fwd_sm89_d64_m128n64_s2_w4",  # a group
         "fmha_fwd_sm89_d64_m128n64_s2_w4_f32",
-        "fmha_fwd_sm90_d64_m128n64_s2_w4_f16",
+        "fmha_fwd_sm100_d64_m128n64_s2_w4_f16",
         "fmha_bwd_sm89_d64_m128n64_s2_w4_f16",
         "fmha_fwd_sm89_d064_m128n64_s2_w4_f16",
         "fmha_fwd_sm89_d0_m128n64_s2_w4_f16",

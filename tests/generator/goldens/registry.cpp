@@ -5,16 +5,18 @@ namespace sdpa {
 
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
+extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[2];
 extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
+    {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 2},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 3;
+extern const int kNumRowSpans = 4;
 
-extern const char *const kGeneratorDigest = "13e7b027909721a095cbb85df50f3e68b0e3d09015943a28d4321624cf302af6";
+extern const char *const kGeneratorDigest = "eea9d431f7648c51ae5d3fb21e4f90ce9d95121725b7dd721ffdad9f8408217e";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

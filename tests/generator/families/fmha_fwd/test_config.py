@@ -30,7 +30,7 @@ tiles = st.builds(
 )
 any_config = st.builds(
     FmhaFwd,
-    arch=st.sampled_from(Arch),
+    arch=st.sampled_from(FmhaFwd.archs),
     dtype=st.sampled_from(DType),
     head_dim=small,
     tile=tiles,
@@ -52,7 +52,7 @@ sane_tiles = st.builds(
 )
 sane_config = st.builds(
     FmhaFwd,
-    arch=st.sampled_from(Arch),
+    arch=st.sampled_from(FmhaFwd.archs),
     dtype=st.sampled_from(DType),
     head_dim=st.sampled_from((16, 32, 48, 64, 80, 96, 112, 128, 192, 256)),
     tile=sane_tiles,

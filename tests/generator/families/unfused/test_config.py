@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.core.arch import Arch
 from generator.core.kernel import DType, Op, Takes, Tile
 from generator.core.tags import InvalidNameError
 from generator.families import FAMILIES
@@ -17,7 +16,7 @@ from generator.families.unfused.config import Unfused
 small = st.integers(1, 999_999)
 any_config = st.builds(
     Unfused,
-    arch=st.sampled_from(Arch),
+    arch=st.sampled_from(Unfused.archs),
     dtype=st.sampled_from(DType),
     head_dim=small,
     tile=st.builds(Tile, block_m=small, block_n=small, stages=small, warps=small),

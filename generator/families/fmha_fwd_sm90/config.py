@@ -1,0 +1,76 @@
+"""What a fused forward kernel of Hopper is: `FmhaFwdSm90`, and the resources of its CTA.
+
+The C++ headers compute shared memory by themselves; each generated unit asserts that both agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from generator.core.arch import Arch
+from generator.core.kernel import ELEMENT_BYTES, Function, Kernel, Op, Takes, ceil_div
+
+WARPGROUP_WARPS = 4
+WARPGROUP_ROWS = 64  # query rows that one wgmma covers
+BARRIER_BYTES = 8
+SMEM_ALIGNMENT = 1024  # of shared memory: eight rows of 128 swizzled bytes
+
+# Rows of O for which there is no room of its own; it leaves through Q's.
+OUT_IN_Q_ELEMENTS = 512
+
+# What a consumer's thread holds next to its accumulators: descriptors, row statistics, loop state.
+OTHER_REGISTERS = 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmhaFwdSm90(Kernel):
+    """One fused kernel for one head_dim, causal or not. Of its warps, four load."""
+
+    family: ClassVar[str] = "fmha_fwd_sm90"
+    op: ClassVar[Op] = Op.FORWARD
+    archs: ClassVar[tuple[Arch, ...]] = (Arch.SM90,)
+
+    causal: Annotated[bool, "_causal"] = False
+
+    @classmethod
+    def lead(cls) -> str:
+        return "fmha_fwd"  # the arch follows
+
+    @property
+    def takes(self) -> Takes:
+        """Columns below head_dim cost nothing: what lies outside of a tensor map reads as zeros."""
+        return Takes.UNDROPPED | Takes.SMALLER_HEAD_DIM | (Takes.CAUSAL if self.causal else Takes.FULL)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        return (Function(symbol=self.name, cpp_mask=""),)
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, 64 query rows each."""
+        return ceil_div(self.tile.block_m, WARPGROUP_ROWS)
+
+    # ---- resources of one CTA ----
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory: Q and O of every consumer, K and V of every stage, barriers."""
+        rows = WARPGROUP_ROWS * self.consumers
+        q = rows * self.head_dim
+        kv = 2 * self.tile.stages * self.tile.block_n * self.head_dim
+        barriers = BARRIER_BYTES * (2 * self.consumers + 4 * self.tile.stages)
+        room = self.arch.limits.smem_per_cta - SMEM_ALIGNMENT
+        out = OUT_IN_Q_ELEMENTS if ELEMENT_BYTES * (2 * q + kv) > room else q
+        used = ELEMENT_BYTES * (q + kv + out) + barriers
+        return ceil_div(used, SMEM_ALIGNMENT) * SMEM_ALIGNMENT
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Registers of a consumer's thread that hold S, P and O at once."""
+        return self.tile.block_n // 2 + self.tile.block_n // 4 + self.head_dim // 2
+
+    @property
+    def registers(self) -> int:
+        """What the launch gives a thread; setmaxnreg then moves registers from the loads to the consumers."""
+        return self.arch.limits.registers_for(self.tile.threads)

@@ -1,0 +1,63 @@
+"""What is legal among Hopper's fused kernels: `RULES`, in the order in which a refusal names them.
+
+They restate what templates/include/sdpa/fmha_fwd_sm90/kernel_traits.cuh asserts.
+"""
+
+from __future__ import annotations
+
+from generator.core.rules import RESOURCES, Rule, head_dim_rule
+from generator.families.fmha_fwd_sm90.config import (
+    OTHER_REGISTERS,
+    WARPGROUP_ROWS,
+    WARPGROUP_WARPS,
+    FmhaFwdSm90,
+)
+
+MAX_HEAD_DIM = 256
+MAX_BLOCK_N = 256  # of a wgmma, and of a TMA box
+
+# Registers of a consumer's thread after setmaxnreg, by the number of consumers.
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+
+RULES: tuple[Rule[FmhaFwdSm90], ...] = (
+    head_dim_rule(MAX_HEAD_DIM),
+    Rule(
+        "block_m",
+        "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
+        lambda c: (
+            c.tile.block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
+            or f"block_m {c.tile.block_m} is not one of 128, 192"
+        ),
+    ),
+    Rule(
+        "warps",
+        "a warpgroup loads, and every 64 rows have one",
+        lambda c: (
+            c.tile.warps == (warps := WARPGROUP_WARPS * (c.consumers + 1))
+            or f"block_m {c.tile.block_m} needs {warps} warps, not {c.tile.warps}"
+        ),
+    ),
+    Rule(
+        "block_n",
+        f"block_n is a multiple of 16 up to {MAX_BLOCK_N}",
+        lambda c: (
+            (c.tile.block_n % 16 == 0 and c.tile.block_n <= MAX_BLOCK_N)
+            or f"block_n {c.tile.block_n} is not a multiple of 16 up to {MAX_BLOCK_N}"
+        ),
+    ),
+    Rule(
+        "stages",
+        "2 to 4 stages",
+        lambda c: 2 <= c.tile.stages <= 4 or f"stages {c.tile.stages} is not one of 2, 3, 4",
+    ),
+    Rule(
+        "consumer_registers",
+        "S, P and O leave a consumer's thread enough registers",
+        lambda c: (
+            (least := c.accumulator_registers + OTHER_REGISTERS) <= (limit := CONSUMER_REGISTERS[c.consumers])
+            or f"at least {least} registers a thread ({c.accumulator_registers} for S, P and O), "
+            f"the limit of {c.consumers} consumers is {limit}"
+        ),
+    ),
+    *(rule for rule in RESOURCES if rule.name == "smem"),
+)

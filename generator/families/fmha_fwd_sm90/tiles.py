@@ -1,0 +1,89 @@
+"""THE file to edit for Hopper's fused kernels: which of them are built.
+
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Of the warps, four
+load, and four compute for each 64 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from generator.core.arch import Arch
+from generator.core.kernel import DType, Tile
+from generator.core.space import Listing
+from generator.families.fmha_fwd_sm90.config import FmhaFwdSm90
+
+TilesByHeadDim = Mapping[int, Sequence[Tile]]
+
+
+def tiles(*names: str) -> tuple[Tile, ...]:
+    """The tiles of these names. Raises InvalidNameError."""
+    return tuple(Tile.parse(name) for name in names)
+
+
+# head_dim → tiles, causal and not; the first is the one in `smoke`.
+TILES: dict[int, tuple[Tile, ...]] = {
+    64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
+    80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
+    96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
+    128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),
+    256: tiles("m128n64_s2_w12"),
+}
+
+# The sweep, for every head_dim of TILES.
+SWEEP_CONSUMERS = (2, 3)
+SWEEP_BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
+SWEEP_STAGES = (2, 3, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the spaces are made from; a test or a tool may pass its own."""
+
+    arch: Arch  # that the tiles were chosen for
+    tiles: TilesByHeadDim
+
+
+TABLES = Tables(arch=Arch.SM90, tiles=TILES)
+
+
+def smoke(tables: Tables = TABLES) -> Listing:
+    """The first tile of every head_dim in one dtype, one of two causal."""
+    kernels: list[FmhaFwdSm90] = []
+    for i, (head_dim, listed) in enumerate(sorted(tables.tiles.items())):
+        dtype = tuple(DType)[i % 2]
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (dtype,), (i % 4 >= 2,))
+    return Listing(kernels=kernels)
+
+
+def release(tables: Tables = TABLES) -> Listing:
+    """Every tile in every dtype, causal and not."""
+    return Listing(kernels=_kernels(tables.arch, tables.tiles))
+
+
+def sweep(tables: Tables = TABLES) -> Listing:
+    """The product of the axes above in fp16, causal and not, for every head_dim."""
+    axes = product(SWEEP_CONSUMERS, SWEEP_BLOCK_N, SWEEP_STAGES)
+    swept = [
+        Tile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
+        for consumers, n, stages in axes
+    ]
+    return Listing(
+        tried=(
+            tuple(_kernels(tables.arch, {head_dim: (tile,)}, (DType.F16,)))
+            for head_dim, tile in product(tables.tiles, swept)
+        )
+    )
+
+
+def _kernels(
+    arch: Arch,
+    table: TilesByHeadDim,
+    dtypes: Iterable[DType] = tuple(DType),
+    causal: Iterable[bool] = (False, True),
+) -> Iterator[FmhaFwdSm90]:
+    for head_dim, listed in table.items():
+        for tile, dtype, is_causal in product(listed, dtypes, causal):
+            yield FmhaFwdSm90(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype, causal=is_causal)

@@ -1,0 +1,66 @@
+"""What a kernel of fmha_fwd_sm90 costs: one CTA an SM, whose consumers share the tensor cores.
+
+For a block of keys the consumers of a CTA need
+    mma      block_n·head_dim/16 clocks each              S = Q·Kᵀ and O += P·V, at wgmma's rate
+    ex2      4·block_n clocks each                        16 a clock
+Exponentials of one consumer run under the products of the others, but for a part that is the larger, the
+fewer products there are to hide it, and the fewer consumers. The constants were fitted to measurements on an
+H200 (2026-11-24, fp16, 16384 tokens, S = 2048 and 8192, full and causal): 425 to 691 TFLOP/s over five
+head_dims and two tiles each. Its clock falls under that load, which _CLOCK_LOSS stands for.
+"""
+
+from __future__ import annotations
+
+from ...library.device import DeviceInfo
+from ...library.registry import KernelInfo
+from ...problem import Problem
+from ..visible_keys import CausalRows, visible_scores
+from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
+
+_WARPGROUP_ROWS = 64
+_MMA_CLOCKS = 1 / 16  # of a warpgroup, for a key and a column of head_dim
+_EX2_CLOCKS = 4  # of a warpgroup, for a key
+_TILE_CYCLES = 2500  # a tile's first product and last store, behind the first tile
+_CLOCK_LOSS = 1.2
+# The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
+_EXPOSED = {2: 0.74, 3: 0.52}
+_HIDDEN_BY_MMA = {2: 0.68, 3: 0.87}  # of that share, for each time that there are as many products again
+_LEAST_EXPOSED = 0.1  # of it
+
+
+class FmhaFwdSm90(Model):
+    """Equal tiles are dealt out to the SMs at once; causal ones as SMs become free, the longest first."""
+
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        consumers = kernel.block_m // _WARPGROUP_ROWS
+        mma = consumers * kernel.block_n * kernel.head_dim * _MMA_CLOCKS
+        ex2 = consumers * kernel.block_n * _EX2_CLOCKS
+        exposed = _EXPOSED[consumers] * max(1 - _HIDDEN_BY_MMA[consumers] * (mma / ex2 - 1), _LEAST_EXPOSED)
+        self._block = (mma + min(exposed, 1) * ex2) * _CLOCK_LOSS
+        self._is_causal = problem.is_causal
+        self.keys_of_a_price = kernel.block_n
+
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, sms = self.kernel, self.device.sms
+        heads = problem.batch * problem.num_heads_q
+        tiles = ceil_div(problem.seqlen_q, kernel.block_m) * heads
+        if self._is_causal:
+            rows = CausalRows(problem, kernel.block_m, 1)
+            mean = rows.all_rounds(kernel.block_n) / rows.count * self._block + CTA_CYCLES
+            longest = rows.rounds(0, kernel.block_n) * self._block + CTA_CYCLES
+            # Behind the mean of the SMs, the last tiles to start are short ones.
+            return LAUNCH_CYCLES + max(tiles * mean / sms + _TILE_CYCLES, longest), 0
+        tile = ceil_div(problem.seqlen_k, kernel.block_n) * self._block + _TILE_CYCLES
+        return LAUNCH_CYCLES + CTA_CYCLES + ceil_div(tiles, sms) * tile, 0
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel = self.kernel
+        heads = problem.batch * problem.num_heads_q
+        m_blocks = ceil_div(problem.seqlen_q, kernel.block_m)
+        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
+        if self._is_causal:
+            rows = CausalRows(problem, kernel.block_m, 1)
+            blocks = rows.all_rounds(kernel.block_n) / rows.count
+        computed = blocks * m_blocks * kernel.block_m * kernel.block_n
+        return m_blocks * heads, visible_scores(problem) / max(computed, 1)

@@ -1,0 +1,78 @@
+"""The static gates of Hopper's fused kernels: what must hold of the sm_90a code of every row.
+
+    S = Q Kᵀ     head_dim / 16   wgmma 64 x block_n x 16, for the first block and in the loop of the others
+    O += P V     block_n / 16    wgmma 64 x head_dim x 16, in that loop and behind it
+
+One instruction covers a row of S or O: CuTe builds other widths of many small ones when it does not know
+them. Each score takes one ex2, and each of a thread's two rows one more where its reference moves. Registers
+move from the warps that load to those that compute, tiles travel by TMA, and what ptxas could not keep in
+registers would be local memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.machine_code.kernels import KernelCode
+from sdpa_cutlass.machine_code.mix import Mix
+
+ARCH = 90
+_PLACES = 2  # of each multiplication: the first or last block, and the loop
+_MMA_K = 16
+_ROWS = 2  # of a thread
+_LSE_BYTES = {4}
+
+
+def expected(kernel: KernelInfo) -> dict[str, int]:
+    """How often each kind of instruction stands in the code of a row."""
+    shapes: Counter[str] = Counter()
+    shapes[f"64x{kernel.block_n}x16"] += _PLACES * kernel.head_dim // _MMA_K
+    shapes[f"64x{kernel.head_dim}x16"] += _PLACES * kernel.block_n // _MMA_K
+    columns = next((columns for columns in (64, 32) if kernel.head_dim % columns == 0), 16)
+    return {
+        **{f"HGMMA {shape}": count for shape, count in sorted(shapes.items())},
+        "MUFU.EX2": _PLACES * (_ROWS * kernel.block_n // 4 + _ROWS),
+        "UTMASTG": kernel.head_dim // columns,
+        "USETMAXREG.DEALLOC": 1,
+        "USETMAXREG.TRY_ALLOC": 1,
+    }
+
+
+def counted(mix: Mix) -> dict[str, int]:
+    """The same of code as it was compiled."""
+    found: Counter[str] = Counter()
+    for opcode, count in mix.opcodes.items():
+        if opcode.startswith("HGMMA."):
+            found[f"HGMMA {opcode.split('.')[1]}"] += count
+        for kind in ("MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
+            if opcode.startswith(kind):
+                found[kind] += count
+    return dict(found)
+
+
+def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
+    """A line for everything that must hold of a row's code and does not."""
+    found = []
+    if code.stack_bytes:
+        found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
+    if code.local_instructions:
+        found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
+    wanted, counts = expected(kernel), counted(code.mix)
+    found += [
+        f"{counts.get(kind, 0)} {kind}; its tile takes {wanted.get(kind, 0)}"
+        for kind in sorted(wanted.keys() | counts.keys())
+        if counts.get(kind, 0) != wanted.get(kind, 0)
+    ]
+    if not code.mix.count(r"UTMALDG"):
+        found.append("no UTMALDG: its tiles do not come by TMA")
+    if code.mix.widths("LDG"):
+        found.append("loads from global memory other than by TMA")
+    if not set(code.mix.widths("STG")) <= _LSE_BYTES:
+        found.append("stores to global memory other than softmax_lse and by TMA")
+    return [f"{code.name}: {problem}" for problem in found]
+
+
+def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
+    """The rows of the family by the symbols of their functions."""
+    return {kernel.name: kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90}

@@ -1,0 +1,41 @@
+// From the C ABI's sdpa_params to Params: what every kernel of attention needs, in any family.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "sdpa/attention/constants.hpp"
+#include "sdpa/attention/params.hpp"
+#include "sdpa/c_api.h"
+
+namespace sdpa {
+
+// Traits: kBlockM and kHeadDim.
+template <class Traits>
+void set_params(Params &params, const sdpa_params &p) {
+  params.q = {const_cast<void *>(p.q), p.q_stride[0], p.q_stride[1], p.q_stride[2]};
+  params.k = {const_cast<void *>(p.k), p.k_stride[0], p.k_stride[1], p.k_stride[2]};
+  params.v = {const_cast<void *>(p.v), p.v_stride[0], p.v_stride[1], p.v_stride[2]};
+  params.out = {p.out, p.out_stride[0], p.out_stride[1], p.out_stride[2]};
+  params.softmax_lse = p.softmax_lse;
+  params.lse_batch_stride = p.lse_stride[0];
+  params.lse_head_stride = p.lse_stride[1];
+  params.seqlen_q = p.seqlen_q;
+  params.seqlen_k = p.seqlen_k;
+  params.causal_offset = p.is_causal ? p.causal_offset : 0;
+  if (p.is_causal && !p.causal_bottom_right) {
+    const int64_t seen = static_cast<int64_t>(p.seqlen_q) + p.causal_offset;
+    if (seen < params.seqlen_k) params.seqlen_k = seen > 0 ? static_cast<int32_t>(seen) : 0;
+  }
+  // A maximum needs a positive factor: a negative one gives its sign to Q, and 0 (uniform attention) becomes a factor
+  // that hardly any finite score survives. An infinite one would make NaN of a score of 0.
+  params.negate_q = p.softmax_scale < 0.f;
+  params.softmax_scale_log2 =
+      p.softmax_scale == 0.f ? FLT_MIN : std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);
+  const int num_m_blocks = (p.seqlen_q + Traits::kBlockM - 1) / Traits::kBlockM;
+  params.scheduler = TileScheduler::make(num_m_blocks, p.batch, p.num_heads_q, p.num_heads_kv,
+                                         int64_t{4} * params.seqlen_k * Traits::kHeadDim);
+}
+
+}  // namespace sdpa

@@ -1,0 +1,92 @@
+// How a warpgroup's finished tile leaves: O is normalised, rounded, staged in shared memory as Q lay there, and stored by
+// TMA, 16 rows a warp; softmax_lse is one float a row. A row that saw no key becomes 0 and -inf. Rows and columns beyond
+// the tensor are outside of its map.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_fwd_sm90/pipeline.cuh"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+template <class Traits>
+struct Epilogue {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+  using SoftmaxState = Softmax<Arch, 2>;
+
+  // tOrO ((2, 2, kHeadDim / 8), 1, 1).
+  template <class Accumulator>
+  SDPA_DEVICE static void store(const Params &params, typename Traits::SharedStorage &smem, int consumer,
+                                const WorkTile &tile, Accumulator &tOrO, SoftmaxState &softmax) {
+    const int tid = Arch::thread_idx() % kWarpgroup;
+    const int warp = tid / 32;
+    const int first_row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));  // (2, cols)
+    softmax.finish();
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]);
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
+      const int row = first_row + warp * kWarpRows + tid % 32 / 4 + 8 * i;
+      if (params.softmax_lse && tid % 4 == 0 && row < params.seqlen_q)
+        params.softmax_lse[tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride + row] =
+            SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
+    }
+
+    if constexpr (Traits::kOutInQ) {
+      sync_consumer(consumer);  // every warp has read its last Q
+    } else {
+      if (tid % 32 == 0) Arch::template tma_store_wait_read<0>();  // of the tile before
+      Arch::syncwarp();                                            // the warp's room of O is free
+    }
+    Element *const room = Traits::kOutInQ ? smem.q[consumer] : smem.out[Traits::kOutInQ ? 0 : consumer];
+    Tensor sO = make_tensor(make_smem_ptr(room), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
+    typename Traits::MmaPV mma_pv;
+    const auto copy = make_tiled_copy_C(Copy_Atom<typename Arch::StsmN, Element>{}, mma_pv);
+    const auto thr_copy = copy.get_slice(tid);
+    Tensor tOrO_half = make_tensor<Element>(tOrO.layout());  // ((2, 2, kHeadDim / 8), 1, 1)
+    Tensor pairs = recast<uint32_t>(tOrO_half);
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(tOrO(2 * i), tOrO(2 * i + 1));
+    cute::copy(copy, thr_copy.retile_S(tOrO_half), thr_copy.partition_D(as_position_independent_swizzle_tensor(sO)));
+    Arch::fence_async_proxy();
+    Arch::syncwarp();  // the warp's rows of O are in shared memory
+
+    if (tid % 32 == 0) {
+      if (first_row + warp * kWarpRows < params.seqlen_q) {
+        CUTE_UNROLL
+        for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols)
+          Arch::tma_store(&params.map_out, room + col * kWarpgroupRows + warp * kWarpRows * Traits::kSmemCols, col,
+                          first_row + warp * kWarpRows, tile.bidh, tile.bidb);
+      }
+      Arch::tma_store_commit();
+      if constexpr (Traits::kOutInQ) {
+        Arch::template tma_store_wait_read<0>();
+        Arch::mbarrier_arrive(&smem.q_empty[consumer]);  // the warp's rows may take the next Q
+      }
+    }
+  }
+
+  // Shared memory must stay until the last stores have read it.
+  SDPA_DEVICE static void finish() {
+    if (Arch::thread_idx() % 32 == 0) Arch::template tma_store_wait_read<0>();
+  }
+
+ private:
+  SDPA_DEVICE static void sync_consumer(int consumer) {
+    if (consumer == 0) {
+      Arch::template named_sync<4>(kWarpgroup);
+    } else if (consumer == 1) {
+      Arch::template named_sync<5>(kWarpgroup);
+    } else {
+      Arch::template named_sync<6>(kWarpgroup);
+    }
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_sm90

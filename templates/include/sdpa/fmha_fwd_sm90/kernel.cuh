@@ -1,0 +1,82 @@
+// The fused forward kernel of sm_90: a CTA computes tiles of kBlockM query rows of one head, one after another.
+//
+//   O = softmax(Q Kᵀ · softmax_scale, masked) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
+//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)   float32 [B, Hq, Sq]
+//
+// One warp loads tiles by TMA (tile_load.cuh); two or three warpgroups compute 64 rows each with wgmma (mainloop.cuh) and
+// store them (epilogue.cuh). They meet at the barriers of pipeline.cuh, never at one of the whole CTA. kernel_traits.cuh
+// has the layouts.
+#pragma once
+
+#include "sdpa/fmha_fwd_sm90/epilogue.cuh"
+#include "sdpa/fmha_fwd_sm90/mainloop.cuh"
+#include "sdpa/fmha_fwd_sm90/tile_load.cuh"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+template <class Traits>
+struct Kernel {
+  using Arch = typename Traits::Arch;
+  using Params = typename Traits::Params;
+  using SharedStorage = typename Traits::SharedStorage;
+
+  SDPA_DEVICE static void run(const Params &params) {
+    SharedStorage &smem = *reinterpret_cast<SharedStorage *>(Arch::dynamic_smem());
+    const int warp = static_cast<int>(Arch::uniform(static_cast<uint32_t>(Arch::thread_idx() / 32)));
+    if (Arch::thread_idx() == 0) init_barriers<Traits>(smem);
+    Arch::syncthreads();  // the barriers are initialised
+    if (warp < kWarpgroup / 32) {
+      Arch::template decrease_registers<Traits::kProducerRegisters>();
+      if (warp == 0 && Arch::elect()) load(params, smem);
+    } else {
+      Arch::template increase_registers<Traits::kConsumerRegisters>();
+      compute(params, smem, warp / (kWarpgroup / 32) - 1);
+    }
+  }
+
+ private:
+  SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
+    return params.scheduler.template tile<Traits::kIsCausal, false, CausalOrder::kLongestFirst>(
+        static_cast<int>(index));
+  }
+
+  SDPA_DEVICE static void load(const Params &params, SharedStorage &smem) {
+    Arch::prefetch_tensor_map(&params.map_q);
+    Arch::prefetch_tensor_map(&params.map_k);
+    Arch::prefetch_tensor_map(&params.map_v);
+    TileLoad<Traits> producer{smem, {}};
+    for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
+         index += params.num_ctas) {
+      const WorkTile tile = work_tile(params, index);
+      const Sequence sequence = Sequence::make(params, tile.bidb);
+      producer.run(params, tile, KeyRange::make<Traits>(params, sequence, tile.m_block).n_block_max);
+    }
+  }
+
+  SDPA_DEVICE static void compute(const Params &params, SharedStorage &smem, int consumer) {
+    Turn<Traits>::start(consumer);
+    Slot<Traits::kStages> slot;
+    int phase_q = 0;
+    for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
+         index += params.num_ctas) {
+      const WorkTile tile = work_tile(params, index);
+      const Sequence sequence = Sequence::make(params, tile.bidb);
+      const KeyRange keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+      const KeyRange own =
+          KeyRange::make<WarpgroupTile<Traits>>(params, sequence, tile.m_block * Traits::kConsumers + consumer);
+      Tensor tOrO =
+          partition_fragment_C(typename Traits::MmaPV{},
+                               Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)
+      clear(tOrO);
+      typename Mainloop<Traits>::SoftmaxState softmax;
+      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys.n_block_max, own, phase_q, slot, tOrO,
+                            softmax);
+      Epilogue<Traits>::store(params, smem, consumer, tile, tOrO, softmax);
+      phase_q ^= 1;
+    }
+    Turn<Traits>::end(consumer);
+    Epilogue<Traits>::finish();
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_sm90

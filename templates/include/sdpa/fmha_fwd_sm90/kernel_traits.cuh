@@ -1,0 +1,125 @@
+// Everything that an sm_90 kernel knows at compile time: one config in, every layout, MMA and barrier out.
+//
+// A CTA has one warpgroup that loads and kConsumers that compute, 64 query rows each. Shared memory, in tiles of
+// elements, each a multiple of 8 swizzled rows:
+//
+//   | Q kConsumers x (64 x kHeadDim) | K kStages x (kBlockN x kHeadDim) | V likewise | O like Q, or in Q's room | barriers
+//
+// A tile lies in chunks of kSmemCols columns, one TMA box each: chunk c of a tile of R rows starts at element
+// c · R · kSmemCols. V is read as the transposed operand from the same bytes.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include <cutlass/numeric_types.h>
+
+#include "sdpa/arch/target_sm90.hpp"
+#include "sdpa/fmha_fwd_sm90/params.hpp"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+using namespace cute;
+
+inline constexpr int kMaxSmemBytes = 232448;  // that a CTA can opt in to on compute capability 9.0
+inline constexpr int kWarpgroup = 128;        // threads
+inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
+inline constexpr int kWarpRows = 16;          // of these, a warp's
+
+template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_>
+struct KernelTraits {
+  using Arch = Arch_;
+  using Element = Element_;
+  using Params = fmha_fwd_sm90::Params<typename Arch::TensorMap>;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kIsCausal = kIsCausal_;
+  static constexpr bool kMayBeCausal = kIsCausal_;
+
+  static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kCtasPerSm = 1;
+  // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+
+  static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
+  static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
+  static_assert(kBlockN / 2 + kBlockN / 4 + kHeadDim / 2 <= (kConsumers == 3 ? 132 : 200),
+                "S, P and O are in registers at once");
+
+  // A row's position in its sequence; key_range.cuh and mask.cuh ask.
+  SDPA_DEVICE static int position(const Params &, int row) { return row; }
+
+  // ---- shared memory ----
+  static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : kHeadDim % 32 == 0 ? 32 : 16;
+  static constexpr int kSwizzleBytes = 2 * kSmemCols;
+  using AtomK = std::conditional_t<
+      kSmemCols == 64, GMMA::Layout_K_SW128_Atom<Element>,
+      std::conditional_t<kSmemCols == 32, GMMA::Layout_K_SW64_Atom<Element>, GMMA::Layout_K_SW32_Atom<Element>>>;
+  using AtomV = std::conditional_t<
+      kSmemCols == 64, GMMA::Layout_MN_SW128_Atom<Element>,
+      std::conditional_t<kSmemCols == 32, GMMA::Layout_MN_SW64_Atom<Element>, GMMA::Layout_MN_SW32_Atom<Element>>>;
+  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kWarpgroupRows>, Int<kHeadDim>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
+  using SmemLayoutVt = decltype(tile_to_shape(AtomV{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{},
+                                              Step<_2, _1, _3>{}));  // (kHeadDim, kBlockN, kStages)
+
+  static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements, of one warpgroup
+  static constexpr int kTileKV = kBlockN * kHeadDim;
+  static constexpr int kTileBytesQ = kTileQ * static_cast<int>(sizeof(Element));
+  static constexpr int kTileBytesKV = kTileKV * static_cast<int>(sizeof(Element));
+  // Where a second tile of that size does not fit, O leaves through Q's room, and the next tile waits for it.
+  static constexpr bool kOutInQ = 2 * (2 * kConsumers * kTileQ + 2 * kStages * kTileKV) > kMaxSmemBytes - 1024;
+
+  struct SharedStorage {
+    alignas(1024) Element q[kConsumers][kTileQ];
+    Element k[kStages][kTileKV];
+    Element v[kStages][kTileKV];
+    Element out[kOutInQ ? 1 : kConsumers][kOutInQ ? 512 : kTileQ];
+    // full: one arrival and the bytes of the copies. empty: one arrival of every warp that reads.
+    uint64_t q_full[kConsumers], q_empty[kConsumers];
+    uint64_t k_full[kStages], k_empty[kStages];
+    uint64_t v_full[kStages], v_empty[kStages];
+  };
+  static constexpr int kSmemBytes = static_cast<int>(sizeof(SharedStorage));
+  static_assert(kSmemBytes <= kMaxSmemBytes, "sm_90 gives one CTA at most 227 KB of shared memory");
+  static_assert(kTileBytesQ % (8 * kSwizzleBytes) == 0 && kTileBytesKV % (8 * kSwizzleBytes) == 0,
+                "every tile starts where its swizzle does");
+
+  // ---- MMA ----
+  using MmaQK = decltype(make_tiled_mma(
+      GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kBlockN>, Int<kHeadDim>>>()));
+  using MmaPV = decltype(make_tiled_mma(
+      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kHeadDim>, Int<kBlockN>>,
+                           GMMA::Major::K, GMMA::Major::MN>()));
+  static_assert(size<1>(typename MmaQK::AtomShape_MNK{}) == kBlockN &&
+                    size<1>(typename MmaPV::AtomShape_MNK{}) == kHeadDim,
+                "one instruction covers a row of S or O: include target_sm90.hpp before CuTe");
+};
+
+// The rows of one consumer as a tile, for what asks how far a tile looks.
+template <class Traits>
+struct WarpgroupTile {
+  using Params = typename Traits::Params;
+  static constexpr int kBlockM = kWarpgroupRows;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr bool kMayBeCausal = Traits::kMayBeCausal;
+  SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
+};
+
+// Accumulator of a wgmma ((2, 2, N / 8), 1, 1) → (rows, cols) = (2, (2, N / 8))
+template <class Layout_>
+SDPA_HOST_DEVICE auto wgmma_rows_cols(const Layout_ &acc) {
+  return make_layout(get<0, 1>(acc), make_layout(get<0, 0>(acc), get<0, 2>(acc)));
+}
+
+// Accumulator of a wgmma ((2, 2, N / 8), 1, 1) → A operand in registers ((2, 2, 2), 1, N / 16), same registers
+template <class Layout_>
+SDPA_HOST_DEVICE auto wgmma_as_operand_a(const Layout_ &acc) {
+  const auto l = logical_divide(get<0, 2>(acc), Layout<_2>{});  // (2, N / 16)
+  return make_layout(make_layout(get<0, 0>(acc), get<0, 1>(acc), get<0>(l)), get<1>(acc), get<1>(l));
+}
+
+}  // namespace sdpa::fmha_fwd_sm90

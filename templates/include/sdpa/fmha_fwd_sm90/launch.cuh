@@ -1,0 +1,139 @@
+// From the C ABI to an sm_90 kernel: may it run this problem, with which Params, and the registry row that says so.
+// The only header that generated units of this family include.
+#pragma once
+
+#include <climits>
+
+#include "sdpa/arch/target_sm90.hpp"
+#include "sdpa/attention/checks.hpp"
+#include "sdpa/attention/set_params.hpp"
+#include "sdpa/fmha_fwd_sm90/kernel.cuh"
+#include "sdpa/registry.hpp"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+template <class Traits>
+int64_t num_tiles(const sdpa_params &p) {
+  return (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
+}
+
+// What a tensor map can say of a tensor: strides are positive, but for batches and heads that are broadcast.
+inline Status check_tensor_map(const char *name, const void *data, const int64_t (&stride)[3], const int (&extent)[3]) {
+  const Status status = check_tensor(name, data, stride, extent);
+  if (!status.ok()) return status;
+  static const char *const kAxis[3] = {"batch", "head", "row"};
+  constexpr int64_t kMaxStride = int64_t{1} << 39;  // elements: 2^40 bytes
+  for (int i = 0; i < 3; ++i) {
+    const bool may_be_0 = i < 2;
+    if (extent[i] > 1 && (stride[i] < (may_be_0 ? 0 : 1) || stride[i] >= kMaxStride))
+      return make_status(SDPA_NOT_SUPPORTED,
+                         "%s: %s stride %lld; this kernel takes positive strides below 2^39 elements, and 0 for heads "
+                         "and batches",
+                         name, kAxis[i], static_cast<long long>(stride[i]));
+  }
+  return {};
+}
+
+template <class Traits>
+Status can_implement(const sdpa_params &p) {
+  if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 512", p.seqlen_q,
+                       p.seqlen_k);
+  if (num_tiles<Traits>(p) > INT_MAX)
+    return make_status(SDPA_NOT_SUPPORTED,
+                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
+                       p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p)), INT_MAX);
+  const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
+  const int extent_kv[3] = {p.batch, p.num_heads_kv, p.seqlen_k};
+  Status status = check_tensor_map("q", p.q, p.q_stride, extent_q);
+  if (status.ok()) status = check_tensor_map("k", p.k, p.k_stride, extent_kv);
+  if (status.ok()) status = check_tensor_map("v", p.v, p.v_stride, extent_kv);
+  if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q);
+  return status;
+}
+
+// Boxes of kSmemCols columns and `rows` rows.
+template <class Traits>
+Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char *name, const void *data, int head_dim,
+                const int64_t (&stride)[3], const int (&extent)[3], int rows) {
+  constexpr uint64_t kBytes = sizeof(typename Traits::Element);
+  steps = {stride[1] != 0, stride[0] != 0};
+  // A map has no empty axis; what is never loaded may have any extent.
+  const auto at_least_1 = [](int value) { return static_cast<uint64_t>(value > 1 ? value : 1); };
+  const uint64_t extents[4] = {at_least_1(head_dim), at_least_1(extent[2]), steps.head ? at_least_1(extent[1]) : 1,
+                               steps.batch ? at_least_1(extent[0]) : 1};
+  uint64_t strides[3];
+  for (int i = 0; i < 3; ++i)
+    strides[i] = extents[i + 1] > 1 ? static_cast<uint64_t>(stride[2 - i]) * kBytes : kVectorBytes;
+  const uint32_t box[4] = {Traits::kSmemCols, static_cast<uint32_t>(rows), 1, 1};
+  constexpr bool kIsBf16 = std::is_same_v<typename Traits::Element, cutlass::bfloat16_t>;
+  return Traits::Arch::make_tensor_map(map, name, kBytes, kIsBf16, data, 4, extents, strides, box,
+                                       Traits::kSwizzleBytes);
+}
+
+template <class Traits>
+Status to_params(typename Traits::Params &params, const sdpa_params &p) {
+  set_params<Traits>(params, p);
+  const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
+  // Keys that no row sees are outside: whatever they hold, zero times that is not NaN.
+  const int extent_kv[3] = {p.batch, p.num_heads_kv, params.seqlen_k};
+  Steps step_out;
+  Status status =
+      make_map<Traits>(params.map_q, params.step_q, "q", p.q, p.head_dim, p.q_stride, extent_q, kWarpgroupRows);
+  if (status.ok())
+    status =
+        make_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv, Traits::kBlockN);
+  if (status.ok())
+    status =
+        make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kBlockN);
+  if (status.ok())
+    status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
+  params.num_tiles = static_cast<uint32_t>(num_tiles<Traits>(p));
+  // Tiles of causal problems differ: the hardware hands them out as CTAs finish. Equal ones are dealt out once, so that
+  // the loads of a tile run under the end of the one before.
+  const auto num_sms = static_cast<uint32_t>(Traits::Arch::num_sms());
+  params.num_ctas = Traits::kIsCausal || params.num_tiles < num_sms ? params.num_tiles : num_sms;
+  return status;
+}
+
+// A compiled function and what it was compiled for.
+template <class Traits_, void (*kKernel_)(typename Traits_::Params)>
+struct Function {
+  using Traits = Traits_;
+  static constexpr auto kKernel = kKernel_;
+};
+
+template <class Function>
+Status launch(const sdpa_params &p, void *stream) {
+  using Traits = typename Function::Traits;
+  typename Traits::Params params;
+  const Status status = to_params<Traits>(params, p);
+  if (!status.ok()) return status;
+  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads,
+                              Traits::kSmemBytes, params, stream);
+}
+
+// What a kernel takes: the same that the generator says of it.
+template <class Traits>
+constexpr uint64_t takes() {
+  return SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
+}
+
+// Function's Traits add kFacts to KernelTraits.
+template <class Function, int kNumDetails>
+KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
+  using Traits = typename Function::Traits;
+  static_assert(Traits::kFacts.takes == takes<Traits>(), "the generator and the kernel disagree on what it takes");
+  static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
+  KernelRow row = sdpa::make_row(Traits::kFacts, details);
+  row.info.smem_bytes = Traits::kSmemBytes;
+  row.info.ctas_per_sm = Traits::kCtasPerSm;
+  row.can_implement = can_implement<Traits>;
+  row.workspace_bytes = [](const sdpa_params &) -> uint64_t { return 0; };
+  row.launch = launch<Function>;
+  row.functions[0] = reinterpret_cast<const void *>(Function::kKernel);
+  row.threads = Traits::kThreads;
+  return row;
+}
+
+}  // namespace sdpa::fmha_fwd_sm90

@@ -1,0 +1,170 @@
+// The consumer: O (64 x kHeadDim) and the softmax statistics of one warpgroup's rows over the key blocks of its tile.
+//
+//   for every key block n, from the last to the first:  S(n) = Q Kᵀ,  mask,  P(n) = streaming softmax (S(n)),  O += P V
+//
+// Q Kᵀ of block n and P V of block n + 1 are queued together, and the softmax of block n runs under P V. The turn at the
+// tensor cores is held while both are queued. O is rescaled behind the wait, so no accumulator is touched in flight.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/attention/key_range.cuh"
+#include "sdpa/attention/mask.cuh"
+#include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_fwd_sm90/pipeline.cuh"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+template <class Traits>
+struct Mainloop {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+  using SharedStorage = typename Traits::SharedStorage;
+  using SoftmaxState = Softmax<Arch, 2>;
+  using OwnTile = WarpgroupTile<Traits>;
+
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+
+  // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `n_block_max` is the tile's, `own` the warpgroup's part of it.
+  template <class Accumulator>
+  SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, int m_block,
+                              const Sequence &sequence, int n_block_max, const KeyRange &own, int phase_q,
+                              Slot<Traits::kStages> &slot, Accumulator &tOrO, SoftmaxState &softmax) {
+    const int tid = Arch::thread_idx() % kWarpgroup;
+    typename Traits::MmaQK mma_qk;
+    typename Traits::MmaPV mma_pv;
+    const auto thr_qk = mma_qk.get_slice(tid);
+    const auto thr_pv = mma_pv.get_slice(tid);
+    Tensor sQ = make_tensor(make_smem_ptr(smem.q[consumer]), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
+    Tensor sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});    // (kBlockN, kHeadDim, stages)
+    Tensor sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN, stages)
+    Tensor tSrQ = thr_qk.partition_fragment_A(sQ);    // descriptors (1, 1, kHeadDim / 16)
+    Tensor tSrK = thr_qk.partition_fragment_B(sK);    // descriptors (1, 1, kHeadDim / 16, stages)
+    Tensor tOrVt = thr_pv.partition_fragment_B(sVt);  // descriptors (1, 1, kBlockN / 16, stages)
+    const auto make_scores = [&] {
+      return partition_fragment_C(mma_qk, Shape<Int<kWarpgroupRows>, Int<kBlockN>>{});  // ((2, 2, kBlockN / 8), 1, 1)
+    };
+    Tensor tScS_ = thr_qk.partition_C(make_identity_tensor(Shape<Int<kWarpgroupRows>, Int<kBlockN>>{}));
+    Tensor tScS = make_tensor(tScS_.data(), wgmma_rows_cols(tScS_.layout()));        // (2, cols) → (row, key)
+    Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));     // (2, cols)
+    Tensor tOrP = make_tensor<Element>(wgmma_as_operand_a(make_scores().layout()));  // ((2, 2, 2), 1, kBlockN / 16)
+    const int first_row = m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    const int first_special = params.negate_q ? 0 : own.n_block_full;  // blocks whose scores are not as they come
+
+    const auto queue_qk = [&](auto &tSrS, int stage) SDPA_INLINE_LAMBDA {
+      Arch::fence_operand(tSrS);
+      Arch::wgmma_fence();
+      mma_qk.accumulate_ = GMMA::ScaleOut::Zero;
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(tSrQ); ++k) {
+        Arch::wgmma(mma_qk, tSrQ(_, _, k), tSrK(_, _, k, stage), tSrS);
+        mma_qk.accumulate_ = GMMA::ScaleOut::One;
+      }
+      Arch::wgmma_commit();
+      Arch::fence_operand(tSrS);
+    };
+    const auto queue_pv = [&](int stage) SDPA_INLINE_LAMBDA {
+      Arch::fence_operand(tOrO);
+      Arch::fence_operand(tOrP);
+      Arch::wgmma_fence();
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(tOrP); ++k) Arch::wgmma(mma_pv, tOrP(_, _, k), tOrVt(_, _, k, stage), tOrO);
+      Arch::wgmma_commit();
+      Arch::fence_operand(tOrO);
+    };
+    const auto wait_pv = [&](int stage) SDPA_INLINE_LAMBDA {
+      Arch::template wgmma_wait<0>();
+      Arch::fence_operand(tOrO);
+      Arch::fence_operand(tOrP);
+      release<Arch>(&smem.v_empty[stage]);  // V was read by this warp
+    };
+    // S → P, both in the registers of S; factors of what O is to be rescaled with.
+    const auto exponentiate = [&](auto &tSrS, int n_block, auto &factors) SDPA_INLINE_LAMBDA {
+      Tensor scores = make_tensor(tSrS.data(), wgmma_rows_cols(tSrS.layout()));  // (2, cols)
+      if (n_block >= first_special) {
+        if (params.negate_q) {
+          CUTE_UNROLL
+          for (int i = 0; i < size(tSrS); ++i) tSrS(i) = -tSrS(i);
+        }
+        apply_mask<OwnTile>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
+      }
+      fill(factors, 1.f);
+      softmax.template update<false>(scores, factors, params.softmax_scale_log2);
+    };
+    const auto convert_p = [&](auto &tSrS) SDPA_INLINE_LAMBDA {
+      Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
+      Tensor pairs = recast<uint32_t>(tOrP);
+      CUTE_UNROLL
+      for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+    };
+    const auto rescale = [&](const auto &factors) SDPA_INLINE_LAMBDA {
+      if (factors(0) == 1.f && factors(1) == 1.f) return;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); ++j) {
+        tOrO_rows(0, j) *= factors(0);
+        tOrO_rows(1, j) *= factors(1);
+      }
+    };
+
+    // ---- blocks that only other warpgroups see ----
+    int n_block = n_block_max - 1;
+    for (; n_block >= own.n_block_max; --n_block) {
+      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
+      Turn<Traits>::wait(consumer);
+      Turn<Traits>::pass(consumer);
+      release<Arch>(&smem.k_empty[slot.index]);
+      Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);
+      release<Arch>(&smem.v_empty[slot.index]);
+      slot.advance();
+    }
+    Arch::mbarrier_wait(&smem.q_full[consumer], phase_q);  // Q is visible
+    if (n_block < 0) {
+      if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);
+      return;
+    }
+
+    // ---- the first block ----
+    Tensor factors = make_tensor<float>(Shape<_2, _1>{});
+    {
+      Tensor tSrS = make_scores();
+      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Turn<Traits>::wait(consumer);
+      queue_qk(tSrS, slot.index);
+      Turn<Traits>::pass(consumer);
+      Arch::template wgmma_wait<0>();
+      Arch::fence_operand(tSrS);
+      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      exponentiate(tSrS, n_block, factors);
+      convert_p(tSrS);
+    }
+    // ---- the others ----
+    for (--n_block; n_block >= 0; --n_block) {
+      const Slot<Traits::kStages> before = slot;  // of block n + 1
+      slot.advance();
+      Tensor tSrS = make_scores();
+      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Turn<Traits>::wait(consumer);
+      queue_qk(tSrS, slot.index);
+      Arch::mbarrier_wait(&smem.v_full[before.index], before.phase);  // V(n + 1) is visible
+      queue_pv(before.index);
+      Turn<Traits>::pass(consumer);
+      Arch::template wgmma_wait<1>();  // S(n), while P V of block n + 1 goes on
+      Arch::fence_operand(tSrS);
+      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      exponentiate(tSrS, n_block, factors);
+      wait_pv(before.index);
+      convert_p(tSrS);
+      rescale(factors);
+    }
+    if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);  // Q was read by this warp
+    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);               // V(0) is visible
+    queue_pv(slot.index);
+    wait_pv(slot.index);
+    slot.advance();
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_sm90

@@ -1,0 +1,84 @@
+// The barriers between the warp that loads and the warpgroups that compute. A buffer is `full` when its bytes are there
+// and `empty` when every warp has read it; both kinds of waits go by the parity of how often the ring has gone round.
+#pragma once
+
+#include "sdpa/fmha_fwd_sm90/kernel_traits.cuh"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+// A place in a ring of kStages buffers. K and V of a block have the same.
+template <int kStages>
+struct Slot {
+  int index = 0;
+  int phase = 0;
+
+  SDPA_DEVICE void advance() {
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// By one thread; a barrier of the CTA has to follow.
+template <class Traits>
+SDPA_DEVICE void init_barriers(typename Traits::SharedStorage &smem) {
+  using Arch = typename Traits::Arch;
+  constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kConsumers; ++i) {
+    Arch::mbarrier_init(&smem.q_full[i], 1);
+    Arch::mbarrier_init(&smem.q_empty[i], kWarps);
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kStages; ++i) {
+    Arch::mbarrier_init(&smem.k_full[i], 1);
+    Arch::mbarrier_init(&smem.k_empty[i], kWarps * Traits::kConsumers);
+    Arch::mbarrier_init(&smem.v_full[i], 1);
+    Arch::mbarrier_init(&smem.v_empty[i], kWarps * Traits::kConsumers);
+  }
+  Arch::fence_mbarrier_init();
+}
+
+// A warp has read a buffer: its own wgmma on it are complete. One thread may not speak for its warpgroup, whose warps
+// drift apart.
+template <class Arch>
+SDPA_DEVICE void release(uint64_t *empty) {
+  if (Arch::thread_idx() % 32 == 0) Arch::mbarrier_arrive(empty);
+}
+
+// Consumers take turns at the tensor cores, so that one exponentiates while another multiplies: each waits for its
+// barrier, and passes the turn to the next one's. All take the same number of turns.
+template <class Traits>
+struct Turn {
+  using Arch = typename Traits::Arch;
+
+  // Before the first turn.
+  SDPA_DEVICE static void start(int consumer) {
+    if (consumer == 0) Arch::template named_arrive<1>(2 * kWarpgroup);
+  }
+  SDPA_DEVICE static void wait(int consumer) {
+    if (consumer == 0) {
+      Arch::template named_sync<1>(2 * kWarpgroup);
+    } else if (consumer == 1) {
+      Arch::template named_sync<2>(2 * kWarpgroup);
+    } else {
+      Arch::template named_sync<3>(2 * kWarpgroup);
+    }
+  }
+  SDPA_DEVICE static void pass(int consumer) {
+    if (consumer == 0) {
+      Arch::template named_arrive<2>(2 * kWarpgroup);
+    } else if (consumer == 1 && Traits::kConsumers == 3) {
+      Arch::template named_arrive<3>(2 * kWarpgroup);
+    } else {
+      Arch::template named_arrive<1>(2 * kWarpgroup);
+    }
+  }
+  // After the last turn: nobody has to wait for the one that consumer 0 was passed.
+  SDPA_DEVICE static void end(int consumer) {
+    if (consumer == 0) Arch::template named_sync<1>(2 * kWarpgroup);
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_sm90

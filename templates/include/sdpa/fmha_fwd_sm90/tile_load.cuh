@@ -1,0 +1,54 @@
+// The producer: one lane that fills the rings with TMA copies, in the order in which consumers read. It runs ahead of
+// them as far as the rings are long, over the ends of tiles too.
+#pragma once
+
+#include "sdpa/attention/key_range.cuh"
+#include "sdpa/fmha_fwd_sm90/pipeline.cuh"
+
+namespace sdpa::fmha_fwd_sm90 {
+
+template <class Traits>
+struct TileLoad {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+  using TensorMap = typename Arch::TensorMap;
+
+  typename Traits::SharedStorage &smem;
+  Slot<Traits::kStages> slot;
+  int phase_q = 0;
+
+  // Q of every consumer, then K and V of the blocks from the last to the first.
+  SDPA_DEVICE void run(const Params &params, const WorkTile &tile, int n_block_max) {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kConsumers; ++i) {
+      Arch::mbarrier_wait(&smem.q_empty[i], phase_q ^ 1);
+      Arch::mbarrier_expect(&smem.q_full[i], Traits::kTileBytesQ);
+      load<kWarpgroupRows>(params.map_q, &smem.q_full[i], smem.q[i],
+                           tile.m_block * Traits::kBlockM + i * kWarpgroupRows, tile.bidh * params.step_q.head,
+                           tile.bidb * params.step_q.batch);
+    }
+    phase_q ^= 1;
+    for (int n_block = n_block_max - 1; n_block >= 0; --n_block) {
+      Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
+      Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
+      load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], n_block * Traits::kBlockN,
+                            tile.bidh_kv * params.step_k.head, tile.bidb * params.step_k.batch);
+      Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
+      Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
+      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], n_block * Traits::kBlockN,
+                            tile.bidh_kv * params.step_v.head, tile.bidb * params.step_v.batch);
+      slot.advance();
+    }
+  }
+
+ private:
+  template <int kRows>
+  SDPA_DEVICE static void load(const TensorMap &map, uint64_t *full, Element *tile, int row, int head, int batch) {
+    CUTE_UNROLL
+    for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols)
+      Arch::tma_load(&map, full, tile + col * kRows, col, row, head, batch);
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_sm90

@@ -1,0 +1,66 @@
+"""What is derived for Hopper's kernels, and what breaks a gate."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sdpa_cutlass.library.registry import Family
+from sdpa_cutlass.machine_code import gates_sm90
+from sdpa_cutlass.machine_code.kernels import KernelCode
+from sdpa_cutlass.machine_code.mix import Mix
+from tests.kernel_rows import kernel_row
+
+INFO = kernel_row(
+    "fmha_fwd_sm90_d80_m192n112_s3_w16_f16", family=Family.FMHA_FWD_SM90, arch=90, head_dim=80,
+    block_m=192, block_n=112, stages=3, warps=16,
+)  # fmt: skip
+# Q Kᵀ twice in 5 steps, P V twice in 7; 2 · (2 · 28 + 2) ex2; five boxes of 16 columns
+GOOD_MIX = {
+    "HGMMA.64x112x16.F32": 10, "HGMMA.64x80x16.F32": 14, "MUFU.EX2": 116, "MUFU.RCP": 2, "UTMASTG.4D": 5,
+    "UTMALDG.4D": 40, "USETMAXREG.DEALLOC.CTAPOOL": 1, "USETMAXREG.TRY_ALLOC.CTAPOOL": 1, "STG.E": 2,
+}  # fmt: skip
+
+
+def code(stack_bytes: int = 0, **changes: int) -> KernelCode:
+    """GOOD_MIX with some counts changed: names with _ for the dots."""
+    opcodes = GOOD_MIX | {name.replace("_", "."): count for name, count in changes.items()}
+    return KernelCode(
+        name=INFO.name, arch=90, compiler="13.0.88", registers=128, stack_bytes=stack_bytes,
+        static_smem_bytes=0, code_bytes=1, mix=Mix({name: count for name, count in opcodes.items() if count}),
+        loops=(),
+    )  # fmt: skip
+
+
+def test_good_code_has_no_problems() -> None:
+    assert gates_sm90.problems(code(), INFO) == []
+
+
+def test_a_shape_that_serves_both_products_is_counted_once() -> None:
+    square = dataclasses.replace(
+        INFO, head_dim=128, details=(("block_m", 128), ("block_n", 128), ("warps", 12))
+    )
+    assert gates_sm90.expected(square)["HGMMA 64x128x16"] == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"stack_bytes": 16}, "stack is 16 bytes"),
+        ({"STL": 1, "LDL": 2}, "3 loads and stores of local memory"),
+        ({"HGMMA_64x112x16_F32": 0, "HGMMA_64x16x16_F32": 70}, "70 HGMMA 64x16x16; its tile takes 0"),
+        ({"HGMMA_64x80x16_F32": 7}, "7 HGMMA 64x80x16; its tile takes 14"),
+        ({"MUFU_EX2": 118}, "118 MUFU.EX2; its tile takes 116"),
+        ({"USETMAXREG_DEALLOC_CTAPOOL": 0}, "0 USETMAXREG.DEALLOC; its tile takes 1"),
+        ({"UTMASTG_4D": 0}, "0 UTMASTG; its tile takes 5"),
+        ({"UTMALDG_4D": 0}, "no UTMALDG"),
+        ({"LDG_E": 1}, "loads from global memory other than by TMA"),
+        ({"STG_E_128": 1}, "stores to global memory other than softmax_lse"),
+    ],
+)
+def test_what_breaks_a_gate_is_named(changes: dict[str, Any], complaint: str) -> None:
+    found = gates_sm90.problems(code(**changes), INFO)
+    assert any(complaint in line for line in found), found
+    assert all(line.startswith(f"{INFO.name}: ") for line in found)
