@@ -5,8 +5,8 @@ any other one is checked and planned first (see planning.py). Where there is a c
 table of the latest signatures, which is asked first (see call_table.py). `run` is the path of plain calls and
 looks at nothing else; without a table it tries the latest signature, which spares it a hash. Of a known
 signature's tensors, masks alone are asked for the negative bit: views that have it, such as x.conj().imag,
-start at an odd element, so no other one that is aligned can be such a view. `run_general`
-takes masks, dropout, lengths and layouts as well.
+start at an odd element, so no other one that is aligned can be such a view, unless as_strided moved it.
+`run_general` takes masks, dropout, lengths and layouts as well.
 Arrays of other libraries are read as tensors first (tensors.py); where torch is not installed, as they are
 (array_calls.py). While torch records or differentiates, the call is an operator (see torch_ops.py).
 """

@@ -100,7 +100,7 @@ static int requires_grad(PyObject *tensor) {
 
 /* Whether Python has to look at the call: torch has to see it, a tensor requires grad, or the mask is not what its
  * memory says. -1 with an exception. Only a mask can be a view with the negative bit: others are aligned, and such
- * views start at an odd element. Booleans have neither gradients nor that bit. */
+ * views start at an odd element unless as_strided moved them. Booleans have neither gradients nor that bit. */
 static int needs_a_look(const Call *call, const Arguments *given) {
   int answer = torch_is_watching();
   if (answer != 0) return answer;
