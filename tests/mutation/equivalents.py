@@ -5,6 +5,7 @@ A key is (header, line, line as it becomes), without the spaces around the lines
 
 from __future__ import annotations
 
+_DENSE_MASK = "attention/dense_mask.cuh"
 _DROPOUT = "attention/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
 _SOFTMAX = "attention/softmax.cuh"
@@ -12,6 +13,11 @@ _SOFTMAX = "attention/softmax.cuh"
 _EITHER_WAY = "at exactly this size the reference may move or stay, sharp or not: both are within the bounds"
 
 EQUIVALENTS: dict[tuple[str, str, str], str] = {
+    (
+        _DENSE_MASK,
+        "for (int w = kWords - 1; w > 0; --w)",
+        "for (int w = kWords - 0; w > 0; --w)",
+    ): "the word behind a run is one that is fetched later, or behind the thread's last, and nobody reads it",
     (
         _DROPOUT,
         "static constexpr int kColumns = kMmaM == 1 && kBlockN % 64 == 0 ? 64 : 32;"
