@@ -26,6 +26,8 @@ _CLOCK_LOSS = 1.2
 _EXPOSED = {2: 0.74, 3: 0.52}
 _HIDDEN_BY_MMA = {2: 0.68, 3: 0.87}  # of that share, for each time that there are as many products again
 _LEAST_EXPOSED = 0.1  # of it
+# Under a causal mask consumers of a CTA have unlike numbers of blocks, and wait for each other.
+_CAUSAL_LOSS = {2: 1.0, 3: 1.08}
 
 
 class FmhaFwdSm90(Model):
@@ -39,6 +41,8 @@ class FmhaFwdSm90(Model):
         exposed = _EXPOSED[consumers] * max(1 - _HIDDEN_BY_MMA[consumers] * (mma / ex2 - 1), _LEAST_EXPOSED)
         self._block = (mma + min(exposed, 1) * ex2) * _CLOCK_LOSS
         self._is_causal = problem.is_causal
+        if self._is_causal:
+            self._block *= _CAUSAL_LOSS[consumers]
         self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
@@ -49,8 +53,9 @@ class FmhaFwdSm90(Model):
             rows = CausalRows(problem, kernel.block_m, 1)
             mean = rows.all_rounds(kernel.block_n) / rows.count * self._block + CTA_CYCLES
             longest = rows.rounds(0, kernel.block_n) * self._block + CTA_CYCLES
-            # Behind the mean of the SMs, the last tiles to start are short ones.
-            return LAUNCH_CYCLES + max(tiles * mean / sms + _TILE_CYCLES, longest), 0
+            # The SMs end apart, by less the more tiles each has had.
+            apart = longest * sms / (2 * tiles)
+            return LAUNCH_CYCLES + max(tiles * mean / sms + apart, longest), 0
         tile = ceil_div(problem.seqlen_k, kernel.block_n) * self._block + _TILE_CYCLES
         return LAUNCH_CYCLES + CTA_CYCLES + ceil_div(tiles, sms) * tile, 0
 
