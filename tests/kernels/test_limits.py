@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -58,6 +60,19 @@ def check_ctas(kernel: TestedKernel) -> None:
 
 def test_strides(fused_kernel: TestedKernel) -> None:
     check_strides(fused_kernel)
+
+
+def test_strides_that_a_tensor_map_has_no_words_for(fused_kernel: TestedKernel) -> None:
+    """Negative ones, and broadcast rows and results; broadcast heads and batches of inputs it has."""
+    if not fused_kernel.info.is_for_one_arch:
+        pytest.skip("it does not load by TMA")
+    for name, axis in product(OPERANDS, AXES):
+        for stride in (0, -8):
+            reason = refusal(fused_kernel, **{f"{name}_stride": strides(fused_kernel, axis, stride)})
+            if stride == 0 and name != "out" and axis != "row":
+                assert reason == ""
+            else:
+                assert f"{name}: {axis} stride {stride}; this kernel takes positive strides" in reason
 
 
 def test_strides_of_general_kernels(lengths_kernel: TestedKernel) -> None:

@@ -115,7 +115,10 @@ class Workshop:
                 self.folder,
                 observed=observed,
                 lines=lines,
-                precompiled=self.folder / _CUTE if unit.suffix == ".cu" else None,
+                # Hopper's units say something to CuTe before they include it.
+                precompiled=None
+                if unit.suffix != ".cu" or kernels is Kernels.HOPPER
+                else self.folder / _CUTE,
             )
         library = place / Target.HOST.file_name
         exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"

@@ -7,7 +7,8 @@ from tests.mutation.defects_general import GENERAL
 from tests.mutation.defects_math import MATHS
 from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
+from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_split import SPLITS
 from tests.mutation.model import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *ENGINE)
+MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *HOPPER, *ENGINE)

@@ -30,13 +30,16 @@ class Kernels(Enum):
     DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
     SPLIT = ("d64_m16n64_s1_w4_g4_f16_general_split",)
     """Several CTAs share the keys of a tile."""
+    HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
+    """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Full kernel names."""
-        return tuple(f"fmha_fwd_sm89_{name}" for name in self.value if name)
+        arch = "sm90" if self is Kernels.HOPPER else "sm89"
+        return tuple(f"fmha_fwd_{arch}_{name}" for name in self.value if name)
 
 
 class Check(Enum):

@@ -40,7 +40,8 @@ struct Matrix {
   int rows, columns;
   std::vector<uint16_t> bits;
 
-  Matrix(int rows, int columns, int seed) : rows(rows), columns(columns), bits(size_t(rows * columns)) {
+  Matrix(int num_rows, int num_columns, int seed)
+      : rows(num_rows), columns(num_columns), bits(size_t(num_rows * num_columns)) {
     std::mt19937 random{uint32_t(seed)};
     static constexpr uint16_t kValues[] = {0xc000, 0xbc00, 0x0000, 0x3c00, 0x4000, 0x4200};  // -2 -1 0 1 2 3
     for (uint16_t &element : bits) element = kValues[random() % 6];

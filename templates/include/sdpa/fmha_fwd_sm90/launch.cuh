@@ -17,19 +17,21 @@ int64_t num_tiles(const sdpa_params &p) {
   return (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
 }
 
-// What a tensor map can say of a tensor: strides are positive, but for batches and heads that are broadcast.
-inline Status check_tensor_map(const char *name, const void *data, const int64_t (&stride)[3], const int (&extent)[3]) {
+// What a tensor map can say of a tensor: strides are positive, but for heads and batches of inputs that are broadcast.
+inline Status check_tensor_map(const char *name, const void *data, const int64_t (&stride)[3], const int (&extent)[3],
+                               bool is_input = true) {
   const Status status = check_tensor(name, data, stride, extent);
   if (!status.ok()) return status;
   static const char *const kAxis[3] = {"batch", "head", "row"};
   constexpr int64_t kMaxStride = int64_t{1} << 39;  // elements: 2^40 bytes
   for (int i = 0; i < 3; ++i) {
-    const bool may_be_0 = i < 2;
+    const bool may_be_0 = is_input && i < 2;
     if (extent[i] > 1 && (stride[i] < (may_be_0 ? 0 : 1) || stride[i] >= kMaxStride))
-      return make_status(SDPA_NOT_SUPPORTED,
-                         "%s: %s stride %lld; this kernel takes positive strides below 2^39 elements, and 0 for heads "
-                         "and batches",
-                         name, kAxis[i], static_cast<long long>(stride[i]));
+      return make_status(
+          SDPA_NOT_SUPPORTED,
+          "%s: %s stride %lld; this kernel takes positive strides below 2^39 elements, and of q, k and v 0 "
+          "for heads and batches",
+          name, kAxis[i], static_cast<long long>(stride[i]));
   }
   return {};
 }
@@ -48,7 +50,7 @@ Status can_implement(const sdpa_params &p) {
   Status status = check_tensor_map("q", p.q, p.q_stride, extent_q);
   if (status.ok()) status = check_tensor_map("k", p.k, p.k_stride, extent_kv);
   if (status.ok()) status = check_tensor_map("v", p.v, p.v_stride, extent_kv);
-  if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q);
+  if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q, /*is_input=*/false);
   return status;
 }
 
@@ -75,7 +77,7 @@ template <class Traits>
 Status to_params(typename Traits::Params &params, const sdpa_params &p) {
   set_params<Traits>(params, p);
   const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
-  // Keys that no row sees are outside: whatever they hold, zero times that is not NaN.
+  // Keys that no row sees are outside of their maps: 0 times the NaN that they may hold would be NaN.
   const int extent_kv[3] = {p.batch, p.num_heads_kv, params.seqlen_k};
   Steps step_out;
   Status status =
