@@ -10,7 +10,7 @@ _SOFTMAX = "attention/softmax.cuh"
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _GROUP_MERGE = "fmha_fwd/group_merge.cuh"
-_LAUNCH = "fmha_fwd/launch.cuh"
+_SET_PARAMS = "attention/set_params.hpp"
 _SEEN = "num_seen = cute::min(num_seen, row + sequence.causal_offset + 1 - first_col);"
 _LAST = "seen_by_last = cute::max(cute::min(seen_by_last, last_key + 1), 0);"
 _FIRST = "seen_by_first = cute::max(cute::min(seen_by_first, first_key + 1), 0);"
@@ -109,7 +109,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_top_left_for_bottom_right",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="params.causal_offset = p.is_causal ? p.causal_offset : 0;",
         new="params.causal_offset = 0;",
         defect="every causal mask is top_left",
@@ -283,7 +283,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="scale_zero_selects",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="p.softmax_scale == 0.f ? FLT_MIN : ",
         new="p.softmax_scale == 0.f ? -1.f : ",
         defect="a scale of 0 becomes a negative factor",
@@ -292,7 +292,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="scale_becomes_infinite",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="std::fmin(std::fabs(p.softmax_scale) * kLog2e, FLT_MAX);",
         new="std::fabs(p.softmax_scale) * kLog2e;",
         defect="scores of 0 under the largest scales are NaN",

@@ -9,6 +9,7 @@ _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _COPY = "fmha_fwd/tile_copy.cuh"
 _TRAITS = "fmha_fwd/kernel_traits.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
+_SET_PARAMS = "attention/set_params.hpp"
 _CHECKS = "attention/checks.hpp"
 _SCHEDULER = "attention/tile_scheduler.cuh"
 
@@ -107,7 +108,7 @@ MEMORY: tuple[Mutant, ...] = (
     # ---- strides and heads ----
     Mutant(
         name="k_stride_for_v",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="params.v = {const_cast<void *>(p.v), p.v_stride[0], p.v_stride[1], p.v_stride[2]};",
         new="params.v = {const_cast<void *>(p.v), p.k_stride[0], p.k_stride[1], p.k_stride[2]};",
         defect="V is read with K's strides",
@@ -197,7 +198,7 @@ MEMORY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lse_batch_stride_for_heads",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="params.lse_head_stride = p.lse_stride[1];",
         new="params.lse_head_stride = p.lse_stride[0];",
         defect="softmax_lse goes to the wrong head",

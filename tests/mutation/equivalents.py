@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _DENSE_MASK = "attention/dense_mask.cuh"
 _DROPOUT = "attention/dropout.cuh"
-_LAUNCH = "fmha_fwd/launch.cuh"
+_SET_PARAMS = "attention/set_params.hpp"
 _SOFTMAX = "attention/softmax.cuh"
 
 _EITHER_WAY = "at exactly this size the reference may move or stay, sharp or not: both are within the bounds"
@@ -26,7 +26,7 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
         "  // keys that are decided together",
     ): "how many keys are decided together changes registers and speed, not which are dropped",
     (
-        _LAUNCH,
+        _SET_PARAMS,
         "params.causal_offset = p.is_causal ? p.causal_offset : 0;",
         "params.causal_offset = p.is_causal ? p.causal_offset : 1;",
     ): "nothing reads the offset unless the kernel, or the problem, is causal",
