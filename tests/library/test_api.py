@@ -252,11 +252,11 @@ def test_the_environment_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert select.forced_pattern() is None
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", [Family.FMHA_FWD, Family.UNFUSED])
 def test_explain_prints_every_kernel(family: Family, rand: Rand) -> None:
     q = rand(1, 2, 9, 64)
     found = sdpa_cutlass.explain(q, q, q, causal="top_left", family=family)
-    rows = [row for row in rows_for(q) if row.family is family]
+    rows = [row for row in rows_for(q) if row.serves(family)]
     assert {candidate.kernel.name for candidate in found.candidates} == {row.name for row in rows}
     text = str(found)
     assert f"chosen   {found.choice.kernel.name} (" in text

@@ -110,9 +110,14 @@ def test_a_missing_barrier_is_reported_with_both_lines(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", [k for k in Kernels if k.names], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize(
+    "kernels", [k for k in Kernels if k.names and k is not Kernels.HOPPER], ids=lambda kernels: kernels.name
+)
 def test_kernels_do_not_race(workshop: Workshop, kernels: Kernels) -> None:
-    """With every plain load and store of shared memory observed, beside cp.async and ldmatrix."""
+    """With every plain load and store of shared memory observed, next to cp.async and ldmatrix.
+
+    Not Hopper's: the shadow knows nothing of what mbarriers order. Their rules are async_rules.hpp's.
+    """
     outcome = run_baseline(workshop, kernels, observed=True)
     assert outcome.passed > 0
     assert not outcome.failures, outcome.failures[0].message
