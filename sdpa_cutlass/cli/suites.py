@@ -253,6 +253,7 @@ MASK_SUITES = ("masks", "host_masks")
 COLD_SUITES = ("decode",)
 CPU_SUITES = ("host", "host_masks", "real")  # those that a CPU can be asked for
 GPU_SUITES = ("mission", "small", "long", "real", "decode", "masks")  # what `all` means
+HOPPER_SUITES = ("hopper",)  # on request
 
 
 def cases_of(names: Iterable[str]) -> list[Case]:

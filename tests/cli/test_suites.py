@@ -75,7 +75,7 @@ def test_decode() -> None:
 
 
 def test_suites_of_each_machine() -> None:
-    assert {*suites.GPU_SUITES, *suites.CPU_SUITES} == {*suites.SUITE_NAMES}
+    assert {*suites.GPU_SUITES, *suites.CPU_SUITES, *suites.HOPPER_SUITES} == {*suites.SUITE_NAMES}
     assert not [
         case for name in suites.SUITES if name != "decode" for case in suites.cases_of([name]) if case.is_cold
     ]
