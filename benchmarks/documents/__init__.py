@@ -1,7 +1,7 @@
-"""The result tables and pictures of README.md and docs/results.md, made from committed result files.
+"""The tables and pictures of README.md, docs/performance.md and docs/results.md, made from result files.
 
 python -m benchmarks.documents     (see __main__.py)
 
 report.py        blocks between markers: which files each is made from, and which section it shows
-short_tables.py  naive_tables.py  goal_tables.py  agreement.py     the sections' text
+front.py  short_tables.py  naive_tables.py  goal_tables.py  agreement.py     the sections' text
 """

@@ -1,4 +1,4 @@
-"""Makes the result tables between the markers of README.md, and of docs/results.md next to it.
+"""Makes the result tables between the markers of README.md, docs/performance.md and docs/results.md.
 
     python -m benchmarks.documents                    # every block again, from the files that it names
     python -m benchmarks.documents FILE...            # result files into every block that shows their suites
@@ -22,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: sys.argv); returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.documents",
-        description="Makes the result tables between the markers of README.md, and of docs/results.md next "
-        "to it, from result files as `bench` writes them. Without FILE, from those that the markers name.",
+        description="Makes the result tables between the markers of README.md, and of docs/performance.md "
+        "and docs/results.md next to it, from result files as `bench` writes them. Without FILE, from those "
+        "that the markers name.",
     )
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help="a result file (.json)")
     parser.add_argument(

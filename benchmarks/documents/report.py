@@ -12,11 +12,12 @@ that shows problems of its suites (those of masks, `decode` and `wall` have sect
 blocks are made again from the files that they name. So `--check` needs no arguments, and no number in a
 document is typed by hand. A block without files says that there are no results yet.
 
-    summary  masks_summary  naive_line                 short, for a first screen
+    front  front_picture                               the README's
+    summary  masks_summary  naive_line                 short, for the page of performance
     tables  masks  decode  wall  naive                 every problem of every file
     goals                                              what the project wants, beside what each file says
     agreement                                          files of the same problems, against each other
-    plot  plot_speedup  plot_roofline                  pictures, of the first file
+    plot  plot_speedup  plot_roofline                  pictures, of the first file; front_picture is of all
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import agreement, goal_tables, naive_tables, short_tables
+from benchmarks.documents import agreement, front, goal_tables, naive_tables, short_tables
 from benchmarks.documents.naive_tables import NAIVE
 from sdpa_cutlass.cli import (
     FAILED,
@@ -54,8 +55,8 @@ from sdpa_cutlass.cli.summary import compare
 BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
 END = "<!-- end results -->"
 NO_RESULTS = "_No results yet: `python -m benchmarks.documents FILE.json` writes them here._"
-LONG_DOCUMENT = Path("docs", "results.md")  # beside the README
-IMAGES = "img"  # beside it: pictures that no marker names yet
+DOCUMENTS = (Path("docs", "performance.md"), Path("docs", "results.md"))  # in the README's folder
+IMAGES = Path("docs", "img")  # there too: pictures that no marker names yet
 PICTURE_SUFFIX = ".png"
 PICTURE_KEY = "Source"  # of the picture's metadata: what it was drawn from
 
@@ -84,32 +85,38 @@ class Section:
     """One kind of block: what makes its body from sources and their names, and which rows it shows.
 
     It takes at least `least` files, in which provider `needs`, if given, took part. `draw` makes the picture
-    of those that have one, from their first file.
+    of those that have one, from their first file, or from all where `draws_all`.
     """
 
     make: Callable[[Sequence[Source], Sequence[str]], str]
     shows: Callable[[Row], bool]
     least: int = 1
     needs: str | None = None
-    draw: Callable[[Results], Any] | None = None
+    draw: Callable[[Sequence[Results]], Any] | None = None
+    draws_all: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
     """A picture that a block shows: what it is drawn from, and how."""
 
-    source: Source
-    draw: Callable[[Results], Any]
+    sources: Sequence[Source]
+    draw: Callable[[Sequence[Results]], Any]
+
+    @property
+    def tag(self) -> str:
+        """What the picture says of its origin."""
+        return " ".join(source.tag for source in self.sources)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit status. Raises CommandError for what the user can put right."""
     if options.plot is not None and options.plot.suffix != PICTURE_SUFFIX:
         raise CommandError(f"--plot {options.plot}: the name must end in {PICTURE_SUFFIX}")
-    long_document = options.readme.parent / LONG_DOCUMENT
-    documents = [options.readme, *([long_document] if long_document.is_file() else [])]
+    folder = options.readme.parent
+    documents = [options.readme, *(path for name in DOCUMENTS if (path := folder / name).is_file())]
     old = {path: _read(path) for path in documents}
-    maker = Maker(options.files, options.plot, long_document.parent / IMAGES)
+    maker = Maker(options.files, options.plot, folder / IMAGES)
     new = {path: maker.remake(text, path) for path, text in old.items()}
     pictures = {path: picture for path, picture in maker.pictures.items() if not _shows(path, picture)}
     if options.check:
@@ -189,7 +196,9 @@ class Maker:
         if kind.draw is not None:
             drawn = [path for path in named if path.suffix == PICTURE_SUFFIX]
             for picture in self._picture_of(section, drawn, sources[0]):
-                self.pictures[Path(os.path.normpath(picture))] = Picture(sources[0], kind.draw)
+                self.pictures[Path(os.path.normpath(picture))] = Picture(
+                    sources if kind.draws_all else sources[:1], kind.draw
+                )
                 files.append(_relative(picture, document))
         body = kind.make(sources, files)
         return [f"<!-- results: {section} {' '.join(files)} -->", *body.splitlines(), END]
@@ -278,6 +287,18 @@ def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
     return "\n\n".join([head, "\n".join(mask_tables.summary(comparisons)), _origin(files)])
 
 
+def _front(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """The first screen's table, of the first file."""
+    found = sources[0].results
+    return "\n\n".join(["\n".join(front.table(found)), f"{tables.heading(found)}. {_origin(files[:1])}"])
+
+
+def _front_picture(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """The first screen's picture."""
+    cards = " and ".join(dict.fromkeys(source.results.env["gpu"] for source in sources))
+    return f"![Speed over sequence length on {cards}]({files[-1]})\n\n{_origin(files[:-1])}"
+
+
 def _has_masks(row: Row) -> bool:
     return row.suite in MASK_SUITES
 
@@ -298,6 +319,10 @@ def _is_compared_with_naive(row: Row) -> bool:
     return _is_timed_on_gpu(row) and row.provider in ("fused", NAIVE)
 
 
+def _first(draw: Callable[[Results], Any]) -> Callable[[Sequence[Results]], Any]:
+    return lambda found: draw(found[0])
+
+
 def _draw_lines(found: Results) -> Any:
     """Speed over sequence length; everything, where no problems differ in length alone."""
     rows = [
@@ -315,11 +340,13 @@ _SPEEDUP = functools.partial(_plot, title="Speed-up of fused over its peers")
 _ROOFLINE = functools.partial(_plot, title="Every problem below the roof")
 
 SECTIONS = {
+    "front": Section(_front, front.is_of_table, needs=front.NEEDS),
+    "front_picture": Section(_front_picture, front.is_of_picture, least=2, draw=front.figure, draws_all=True),
     "summary": Section(_summary, _is_plain),
     "tables": Section(_tables, _is_plain),
-    "plot": Section(_SPEED, _is_plain, draw=_draw_lines),
-    "plot_speedup": Section(_SPEEDUP, _is_plain, draw=bench_plots.speedup),
-    "plot_roofline": Section(_ROOFLINE, _is_timed_on_gpu, draw=bench_plots.roofline),
+    "plot": Section(_SPEED, _is_plain, draw=_first(_draw_lines)),
+    "plot_speedup": Section(_SPEEDUP, _is_plain, draw=_first(bench_plots.speedup)),
+    "plot_roofline": Section(_ROOFLINE, _is_timed_on_gpu, draw=_first(bench_plots.roofline)),
     "masks": Section(_tables, _has_masks),
     "masks_summary": Section(_masks_summary, _has_masks),
     "decode": Section(_tables, _is_of(decode_tables.SUITE)),
@@ -362,18 +389,18 @@ def _relative(path: Path, document: Path) -> str:
 
 def _shows(path: Path, picture: Picture) -> bool:
     """Whether the picture says that it was drawn from this very result file (PNG text is plain bytes)."""
-    return path.is_file() and picture.source.tag.encode() in path.read_bytes()
+    return path.is_file() and picture.tag.encode() in path.read_bytes()
 
 
 def _drawn(path: Path, picture: Picture) -> bytes:
     """The file of a picture that says what it was drawn from, for `path`."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError("a picture needs matplotlib: pip install 'sdpa_cutlass[cli]'")
-    drawing = picture.draw(picture.source.results)
+    drawing = picture.draw([source.results for source in picture.sources])
     if drawing is None:
-        raise CommandError(f"{picture.source.path}: nothing in it can be drawn as {path.name}")
+        raise CommandError(f"{picture.sources[0].path}: nothing in it can be drawn as {path.name}")
     data = io.BytesIO()
-    drawing.savefig(data, format="png", dpi=80, metadata={PICTURE_KEY: picture.source.tag})
+    drawing.savefig(data, format="png", dpi=80, metadata={PICTURE_KEY: picture.tag})
     return data.getvalue()
 
 

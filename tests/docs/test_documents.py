@@ -1,4 +1,4 @@
-"""The documents point at things that exist, and the README's Python runs."""
+"""The documents point at things that exist, and the Python that they print runs."""
 
 from __future__ import annotations
 
@@ -57,12 +57,23 @@ def test_no_path_of_somebodys_machine(document: Path) -> None:
     assert re.findall(r"(?<![\w.$}/])/(?:home|root|work|tmp|Users)/\S*", text) == []
 
 
-def test_the_readmes_python_runs() -> None:
+RUN = {"README.md": 1, "docs/tour.md": 0, "docs/tasks.md": 1}  # calls of torch's function that are served
+MOST_LINES = 160  # of the README
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_printed_python_runs(name: str) -> None:
     """On the host library, at a smaller size."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     names: dict[str, object] = {}  # one session: later blocks use what earlier ones made
     for code in blocks:
         exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), names)  # noqa: S102
-    usage = names["usage"]
-    assert getattr(usage, "served", 0) == 1
+    assert getattr(names.get("usage"), "served", 0) == RUN[name]
+
+
+def test_the_readme_is_a_first_screen() -> None:
+    """Short, with a number in a cell: lists of numbers are for the page of performance."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if line.startswith("|") and "·" in line] == []

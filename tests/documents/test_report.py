@@ -251,6 +251,43 @@ def test_a_file_without_the_chain_is_not_named_for_it(folder: Path) -> None:
     assert "<!-- results: naive ../results/a.json -->" in (folder / "docs" / "results.md").read_text()
 
 
+def square(name: str, suite: str, arch: str) -> Path:
+    """A file of problems that the front page shows, full attention and causal at each length."""
+    shape = {"suite": suite, "num_heads_q": 16, "num_heads_kv": 16, "head_dim": 128}
+    rows = made.mission()
+    for seqlen in (512, 1024, 2048, 16384):
+        for causal in (False, True):
+            problem = shape | {"batch": 16384 // seqlen, "seqlen_q": seqlen, "seqlen_k": seqlen}
+            kernel = f"fmha_fwd_{arch}_d128_m128n128_s2_w12_f16" + "_causal" * causal
+            rows.append(made.row("fused", seqlen / 4, causal=causal, **problem, kernel=kernel))
+            rows.append(made.row("flash_attn_4", seqlen / 2, causal=causal, **problem))
+    path = Path("results", name)
+    results.save(made.results(rows), path)
+    return path
+
+
+def test_the_front_page(folder: Path) -> None:
+    (folder / "README.md").write_text(EMPTY.format("front") + EMPTY.format("front_picture"))
+    (folder / "docs" / "results.md").unlink()
+    first, second = square("a.json", "hopper", "sm90"), square("b.json", "long", "sm89")
+    assert report(str(first), str(second)) == 0
+    lines = (folder / "README.md").read_text().splitlines()
+    assert "| 8 | 16 | 2048 | 128 | yes | sm_90 | 512 | – | – | 1024 |" in lines
+    assert not any(line.startswith("| 16 | 16 | 1024 ") for line in lines)
+    cells = [cell for line in lines if line.startswith("| ") for cell in line.strip("|").split("|")]
+    assert not any(len(cell.split()) > 1 for cell in cells if cell.strip()[0].isdigit())
+    picture = folder / "docs" / "img" / "a-front_picture.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert report("--check") == 0
+    square("b.json", "long", "sm90")  # the picture is of the second file, too
+    assert report("--check") == 1
+    text = (folder / "README.md").read_text()
+    results.save(made.results(made.mission()), folder / "results" / "c.json")
+    assert report("results/c.json") == 0
+    assert "a-front_picture.png -->" in (folder / "README.md").read_text()
+    assert "| 32 | 16 | 512 |" in text
+
+
 def test_a_picture_that_cannot_be_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "docs" / "results.md").write_text(EMPTY.format("plot_roofline"))
     record("a.json", gpu="NVIDIA T4")
@@ -307,7 +344,7 @@ REFUSED: dict[str, tuple[str, Results | None, Sequence[str], str]] = {
     "open block": ("<!-- results: summary -->\n", None, [], "README.md:1: the block is not closed"),
     "nested": (2 * "<!-- results: summary -->\n" + "<!-- end results -->\n", None, [], "not closed"),
     "only an end": ("a\n<!-- end results -->\n", None, [], "README.md:2: .* without a beginning"),
-    "section": (EMPTY.format("other"), None, [], "section .other. is none of summary, .*, agreement"),
+    "section": (EMPTY.format("other"), None, [], "section .other. is none of front, .*, agreement"),
 }
 
 
@@ -333,8 +370,9 @@ def test_refused(
 def test_committed_documents_are_made_from_committed_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """README.md and docs/results.md of this very checkout: no number in a block is typed by hand."""
+    """README.md and the pages of results of this very checkout: no number in a block is typed by hand."""
     monkeypatch.chdir(ROOT)
     assert report("--check") == 0, capsys.readouterr().out
     if list((ROOT / "benchmarks" / "results").glob("*.json")):
-        assert "No results yet" not in (ROOT / "README.md").read_text()
+        for name in ("README.md", "docs/performance.md"):
+            assert "No results yet" not in (ROOT / name).read_text(), name
