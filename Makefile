@@ -22,12 +22,13 @@ CHECKED_PYTHON := generator sdpa_cutlass cmake packaging tests benchmarks
 CHECKED_CPP = $(shell find templates sdpa_cutlass/native tests cmake -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
+.PHONY: help demo test docs cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
 .NOTPARALLEL:
 
 help:
 	@echo "make demo        build the library for this machine and compare fused attention with the baselines"
 	@echo "make test        lint, types, both libraries (release), all tests"
+	@echo "make docs        the documentation site in build/site; a broken link or an undocumented name fails"
 	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
 	@echo "make host        the CPU library only"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
@@ -51,12 +52,16 @@ demo: $(VENV)/.demo host cuda
 endif
 	@$(BIN)/python -m sdpa_cutlass compare
 
-test: $(VENV)/.dev lint types
+test: $(VENV)/.dev $(VENV)/.docs lint types
 	@$(MAKE) --no-print-directory host SPACE=release
 	@$(MAKE) --no-print-directory cuda SPACE=release CHECK_RESOURCES=ON
 	@$(MAKE) --no-print-directory check-generated
 	@echo "== tests"
 	@SDPA_REQUIRE_BUILD=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "== build/site/index.html"
 
 cuda: $(VENV)/.demo
 	@echo "== libsdpa_cutlass ($(SPACE)): nvcc takes minutes; an unchanged unit is not compiled again"
@@ -131,11 +136,17 @@ $(VENV)/.dev: requirements/dev.lock requirements/encoder.txt | $(VENV)/.demo
 	@$(PIP) install --no-deps --require-hashes -r requirements/encoder.txt
 	@touch $@
 
+$(VENV)/.docs: requirements/docs.lock | $(VENV)/.dev
+	@echo "== installing what makes the site into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements/docs.lock
+	@touch $@
+
 lock:
-	@cd requirements && for name in demo dev; do \
+	@cd requirements && for name in demo dev docs; do \
 	  echo "# Made by \`make lock\` from $$name.in: exact versions and hashes, for every Python from 3.10 on." > $$name.tmp; \
 	  uv pip compile --quiet --universal --generate-hashes --python-version 3.10 --no-header --no-annotate \
-	    $$([ $$name = dev ] && echo --constraints demo.lock) $$name.in >> $$name.tmp && mv $$name.tmp $$name.lock || exit 1; \
+	    $$([ $$name = demo ] || echo --constraints demo.lock) $$([ $$name = docs ] && echo --constraints dev.lock) \
+	    $$name.in >> $$name.tmp && mv $$name.tmp $$name.lock || exit 1; \
 	done
 
 clean:
