@@ -1,6 +1,6 @@
 """One attention problem: sizes, dtype and what is asked for besides, without tensors, strides or pointers.
 
-    O = dropout(softmax(Q Kᵀ · scale + mask)) V
+    O = dropout(softmax(Q Kᵀ · scale + mask, sinks)) V
     Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
 
 This file holds the only definitions of the causal offset, the FLOP count and the bytes moved; checking
@@ -67,6 +67,8 @@ class Kind(NamedTuple):
     mask: MaskType | None
     has_dropout: bool
     has_lengths: bool
+    has_window: bool
+    has_sinks: bool
 
 
 _AS_HEAD_DIM = -1
@@ -78,6 +80,10 @@ class Problem:
 
     `head_dim_v` is head_dim unless given. With `has_lengths`, sequences are padded to seqlen_q and seqlen_k,
     or packed and at most that long; their own lengths are known to the device only.
+
+    `window` (left, right): row i sees the keys i + causal_offset - left to i + causal_offset + right; -1 is
+    no limit. A causal mask sets right to 0. A limit that hides no key becomes -1, a right of 0 a causal mask,
+    and a window without limits None.
     """
 
     dtype: DType
@@ -92,10 +98,30 @@ class Problem:
     mask: MaskType | None = None
     has_dropout: bool = False
     has_lengths: bool = False
+    window: tuple[int, int] | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.head_dim_v == _AS_HEAD_DIM:
             object.__setattr__(self, "head_dim_v", self.head_dim)
+        if self.window is not None:
+            self._simplify(*self.window)
+
+    def _simplify(self, left: int, right: int) -> None:
+        """Replaces the window (left, right) by what hides the same keys of this problem's sizes."""
+        causal = self.causal
+        if causal is not None:
+            right = 0
+        elif (
+            right >= self.seqlen_q - 1
+        ):  # the first row, which is seqlen_q - 1 before the last key's, sees all
+            right = -1
+        if left >= (self.seqlen_q if causal is Causal.TOP_LEFT else self.seqlen_k) - 1:
+            left = -1
+        if right == 0 and causal is None:
+            object.__setattr__(self, "causal", Causal.BOTTOM_RIGHT)
+        is_window = left >= 0 or right > 0
+        object.__setattr__(self, "window", (left, right) if is_window else None)
 
     @property
     def kind(self) -> Kind:
@@ -108,12 +134,20 @@ class Problem:
             self.mask,
             self.has_dropout,
             self.has_lengths,
+            self.window is not None,
+            self.has_sinks,
         )
 
     @property
     def is_plain(self) -> bool:
         """True when nothing but the head dimension decides whether a plain kernel can run it."""
-        return self.mask is None and not self.has_dropout and not self.has_lengths
+        return (
+            self.mask is None
+            and not self.has_dropout
+            and not self.has_lengths
+            and self.window is None
+            and not self.has_sinks
+        )
 
     @property
     def is_causal(self) -> bool:
@@ -122,15 +156,38 @@ class Problem:
 
     @property
     def causal_offset(self) -> int:
-        """Row i sees key j when j <= i + causal_offset. 0 for top_left and without a causal mask."""
-        return self.seqlen_k - self.seqlen_q if self.causal is Causal.BOTTOM_RIGHT else 0
+        """Row i sees key j when j <= i + causal_offset; a window counts from there as well.
+
+        0 for top_left, and without a causal mask or a window.
+        """
+        return self.seqlen_k - self.seqlen_q if self.is_bottom_right else 0
+
+    @property
+    def is_bottom_right(self) -> bool:
+        """True when the last key is the last row's own. Without a causal mask, windows are aligned so."""
+        if self.causal is None:
+            return self.window is not None
+        return self.causal is Causal.BOTTOM_RIGHT
+
+    @property
+    def visible_scores(self) -> int:
+        """Scores of one head that causal mask and window let through, every sequence taken as full."""
+        rows, keys, offset = self.seqlen_q, self.seqlen_k, self.causal_offset
+        if self.window is None:
+            return _seen(rows, keys, offset) if self.is_causal else rows * keys
+        left, right = self.window
+        before = 0 if left < 0 else _seen(rows, keys, offset - left - 1)
+        return (rows * keys if right < 0 else _seen(rows, keys, offset + right)) - before
 
     @property
     def flops(self) -> int:
-        """2·B·Hq·Sq·Sk·(D + Dv), halved for causal: the convention of published figures."""
-        scores = self.batch * self.num_heads_q * self.seqlen_q * self.seqlen_k
-        full = 2 * scores * (self.head_dim + self.head_dim_v)
-        return full // 2 if self.is_causal else full
+        """2·B·Hq·Sq·Sk·(D + Dv), halved for causal: the convention of published figures.
+
+        With a window, only scores that it lets through count.
+        """
+        scores = self.seqlen_q * self.seqlen_k if self.window is None else self.visible_scores
+        full = 2 * self.batch * self.num_heads_q * scores * (self.head_dim + self.head_dim_v)
+        return full // 2 if self.is_causal and self.window is None else full
 
     @property
     def bytes(self) -> int:
@@ -156,10 +213,23 @@ class Problem:
         )
         if self.causal:
             text += f" causal={self.causal.value}"
+        if self.window:
+            text += f" window={self.window}"
         if self.mask:
             text += f" mask={self.mask.value}"
         if self.has_dropout:
             text += " dropout"
         if self.has_lengths:
             text += " lengths"
+        if self.has_sinks:
+            text += " sinks"
         return text
+
+
+def _seen(rows: int, keys: int, offset: int) -> int:
+    """The pairs (i, j) with j <= i + offset: row i has clamp(i + offset + 1, 0, keys) of them."""
+    first = offset + 1
+    start = min(max(1 - first, 0), rows)  # the first row that sees a key
+    full = min(max(keys - first, start), rows)  # the first row that sees them all
+    partial = full - start
+    return partial * (first + start) + partial * (partial - 1) // 2 + (rows - full) * keys

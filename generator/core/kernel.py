@@ -60,6 +60,8 @@ class Takes(Flag):
     DROPOUT = auto()
     SMALLER_HEAD_DIM = auto()  # than the kernel's, and another one for the values
     SPLITS = auto()  # several CTAs share the keys of a tile
+    WINDOW = auto()  # a first and a last key for each row
+    SINKS = auto()  # a logit for each head in the denominator
 
 
 class DType(Enum):

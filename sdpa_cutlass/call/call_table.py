@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 table: Any = None
 """The CallTable of the latest signatures, from the first one on."""
 
-_IMMUTABLE = frozenset({type(None), bool, int, float, str, Causal, Family, Layout})
-"""Types of options that say the same whenever they are the same object."""
+_IMMUTABLE = frozenset({type(None), bool, int, float, str, tuple, Causal, Family, Layout})
+"""Types of options that say the same whenever they are the same object; the tuple is a checked window."""
 
-_OPTIONS = 8  # those that every call has, before its tensors
-_TENSORS = 9  # query, key, value, out, attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
+_OPTIONS = 9  # those that every call has, before its tensors
+_TENSORS = 10  # query, key, value, out, attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, sinks
 _BOUNDS = 2  # max_seqlen_q, max_seqlen_k
 
 _latest: Prepared | None = None  # of `add`

@@ -59,7 +59,7 @@ def run(
     table = call_table.table
     if table is not None:
         known_call = table.call(
-            family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", query, key, value, out
+            family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", None, query, key, value, out
         )
         if known_call is not None:
             return known_call
@@ -101,7 +101,7 @@ def run(
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if not is_latest:
         call_table.add(
-            prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd",
+            prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", None,
             query, key, value, out,
         )  # fmt: skip
     plan, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
@@ -126,6 +126,7 @@ def run_general(
     return_lse: bool,
     p_dropout: float,
     layout: Layout | str,
+    window: tuple[int, int] | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -134,6 +135,7 @@ def run_general(
     seqlens_q: torch.Tensor | None,
     seqlens_k: torch.Tensor | None,
     philox: Any,
+    sinks: torch.Tensor | None = None,
     *,
     is_operator: bool = False,
 ) -> ResultTuple:
@@ -144,27 +146,27 @@ def run_general(
     if is_dynamo_compiling():
         from ..integrations import torch_ops
 
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return torch_ops.traced(options, inputs)
     table = call_table.table
     if table is not None and philox is None:
         known_call = table.call(
-            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
-            query, key, value, out, attn_mask, seqlens_q, seqlens_k,
+            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
+            query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, sinks,
         )  # fmt: skip
         if known_call is not None:
             return known_call
     if not is_operator and is_watching():
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _record(options, inputs)
     signature: tuple[Any, ...] | None = None
     prepared = None
     try:
         signature = (
             family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
-            type(p_dropout), p_dropout, layout,
+            type(p_dropout), p_dropout, layout, window,
             type(query), query.shape, query.stride(), query.dtype, query.device,
             type(key), key.shape, key.stride(), key.dtype, key.device,
             type(value), value.shape, value.stride(), value.dtype, value.device,
@@ -172,14 +174,16 @@ def run_general(
             None if attn_mask is None else signature_of(attn_mask),
             None if seqlens_q is None else signature_of(seqlens_q),
             None if seqlens_k is None else signature_of(seqlens_k),
+            None if sinks is None else signature_of(sinks),
         )  # fmt: skip
         prepared = _general[signature]
-        require_data(attn_mask, seqlens_q, seqlens_k, philox, out)
+        require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
         q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
         if (
             (q | k | v) & 15
             or not (q and k and v)
             or (attn_mask is not None and attn_mask.is_neg())
+            or (sinks is not None and sinks.is_neg())
             or (prepared.casts_mask and _is_autocast_enabled(query))
         ):
             prepared = signature = None
@@ -188,25 +192,27 @@ def run_general(
     except (AttributeError, TypeError, RuntimeError):
         prepared = signature = None
     if prepared is None:
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
     if attn_mask is not None and attn_mask.requires_grad:
         checks.check_no_grad({"attn_mask": attn_mask})
+    if sinks is not None and sinks.requires_grad:
+        checks.check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(
-            out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox))
+            out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks))
         )
         increment_version((out,))
     if philox is None:
         call_table.add(
-            prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
-            query, key, value, out, attn_mask, seqlens_q, seqlens_k,
+            prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
+            query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, sinks,
         )  # fmt: skip
     state = random_bits(philox, prepared.p_dropout, query)
-    extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k)
+    extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k, sinks=sinks)
     return launch(prepared, query, key, value, out, extras)
 
 
@@ -254,6 +260,8 @@ def _given(inputs: Inputs) -> dict[str, Any]:
         given["seqlens_k"] = inputs.seqlens_k
     if inputs.philox is not None and is_tensor(inputs.philox):
         given["philox"] = inputs.philox
+    if inputs.sinks is not None:
+        given["sinks"] = inputs.sinks
     return given
 
 

@@ -161,7 +161,12 @@ def _operands_of_rank_4(
     return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
 
 
-def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None = None) -> Problem:
+def problem_of(
+    operands: Operands,
+    causal: Causal | None,
+    extras: Extras | None = None,
+    window: tuple[int, int] | None = None,
+) -> Problem:
     """Sizes, dtype and mask of canonical operands, whose head dimensions count as they are once loadable."""
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
     _, num_heads_kv, seqlen_k, head_dim_v = operands.value.shape
@@ -178,6 +183,8 @@ def problem_of(operands: Operands, causal: Causal | None, extras: Extras | None 
         mask=extras.mask_type if extras else None,
         has_dropout=extras is not None and extras.p_dropout > 0,
         has_lengths=extras is not None and extras.has_lengths,
+        window=window,
+        has_sinks=extras is not None and extras.sinks is not None,
     )
 
 

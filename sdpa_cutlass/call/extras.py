@@ -1,4 +1,4 @@
-"""What general kernels take besides q, k and v: a mask, dropout and lengths, checked and in the C ABI's form.
+"""What general kernels take besides q, k and v: a mask, dropout, lengths and sinks, as the C ABI has them.
 
 A mask becomes a view [B, Hq, Sq, Sk] whose broadcast dimensions have stride 0; only batch dimensions that
 cannot be merged into one are copied, never what they broadcast over. Lengths are int32 tensors on the
@@ -8,6 +8,7 @@ device, and their values are never read here. Every error names argument, value 
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from .checks import Operands, check_no_grad, dtype_name
 if TYPE_CHECKING:
     import torch
 
+_INT32_MAX = 2**31 - 1
 MASK_TYPES = {
     "bool": MaskType.BOOL,
     "float16": MaskType.F16,
@@ -38,6 +40,7 @@ class Extras(NamedTuple):
     seqlens_k: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None  # [B + 1]
     cu_seqlens_k: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None  # [Hq]
 
     @property
     def mask_type(self) -> MaskType | None:
@@ -141,6 +144,44 @@ def lengths(name: str, value: object, count: int, query: torch.Tensor) -> torch.
     if count > 1 and tensor.stride(0) != 1:
         raise ArgumentError(f"{name} has stride {tensor.stride(0)}; it must be contiguous")
     return tensor
+
+
+def head_sinks(value: object, query: torch.Tensor) -> torch.Tensor:
+    """`value`, if it is a contiguous tensor [Hq] of floats on the device of query [B, Hq, Sq, D].
+
+    Raises ArgumentTypeError or ArgumentError; UnsupportedError when it requires grad.
+    """
+    sinks = as_tensor("sinks", value)
+    if dtype_name(sinks) not in ("float16", "bfloat16", "float32"):
+        raise ArgumentTypeError(
+            f"sinks has dtype {sinks.dtype}; allowed are torch.float16, torch.bfloat16 and torch.float32"
+        )
+    if sinks.device != query.device:
+        raise ArgumentTypeError(
+            f"sinks is on {sinks.device}; query is on {query.device}: kernels read it there"
+        )
+    check_no_grad({"sinks": sinks})
+    if sinks.dim() != 1 or sinks.shape[0] != query.shape[1]:
+        raise ArgumentError(
+            f"sinks has shape {tuple(sinks.shape)}; allowed is ({query.shape[1]},): one logit a query head"
+        )
+    if sinks.shape[0] > 1 and sinks.stride(0) != 1:
+        raise ArgumentError(f"sinks has stride {sinks.stride(0)}; it must be contiguous")
+    return sinks
+
+
+def checked_window(window: object) -> tuple[int, int]:
+    """`window` as two integers. Raises ArgumentTypeError or ArgumentError for anything but (left, right)."""
+    allowed = "allowed is (left, right): how many keys a row sees before and after its own, -1 for no limit"
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentTypeError(f"window={window!r}; {allowed}")
+    for limit in window:
+        if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+            raise ArgumentTypeError(f"window={window!r} has a {type(limit).__name__}; {allowed}")
+    left, right = (operator.index(limit) for limit in window)
+    if left < -1 or right < -1:
+        raise ArgumentError(f"window={window!r}; {allowed}")
+    return min(left, _INT32_MAX), min(right, _INT32_MAX)
 
 
 def dropout_probability(p_dropout: object, name: str = "p_dropout") -> float:

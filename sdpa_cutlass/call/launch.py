@@ -22,8 +22,9 @@ from ..library.abi import Addresses, Library, Params, library
 from ..library.device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
 from ..library.locate import Target
 from ..library.registry import KernelInfo, dtype_code, mask_code
-from ..problem import Causal, Problem
-from .extras import NO_EXTRAS, Extras
+from ..problem import Problem
+from .checks import dtype_name
+from .extras import MASK_TYPES, NO_EXTRAS, Extras
 
 if TYPE_CHECKING:
     import torch
@@ -34,16 +35,17 @@ _WORKSPACE_ALIGNMENT = 256
 _HEAD, _REST = Addresses.q.offset, Addresses.split_arrivals.offset
 _SIZE = ctypes.sizeof(Addresses)
 _pack = struct.Struct(f"{_HEAD}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
-_pack_rest = struct.Struct("9P").pack  # split_arrivals, and what `_extra_words` gives
+_pack_rest = struct.Struct("10P").pack  # split_arrivals, and what `_extra_words` gives
 _head = struct.pack("II", _SIZE, 0)
-# sdpa_params: sizes and scale; addresses; strides; the mask; p_dropout; options; the rest. To set its fields
-# one by one takes ctypes three times as long.
+# sdpa_params: sizes and scale; addresses; strides; the mask; p_dropout; options; the rest; sinks. To set its
+# fields one by one takes ctypes three times as long.
 _PARAMS_SIZE = ctypes.sizeof(Params)
-_pack_params = struct.Struct("I10if 6PQP 14q P4q if 2Q5P 4i").pack
+_pack_params = struct.Struct("I10if 6PQP 14q P4q if 2Q5P 8iP").pack
 _NO_WORKSPACE = (0, 0, 0)  # workspace, workspace_bytes, split_arrivals
 _NO_STRIDES = (0, 0, 0, 0)
 # The same words in sdpa_params: mask, and from philox_seed on the others.
 _WORD, _MASK, _PHILOX, _TOTALS = 8, Params.mask.offset, Params.philox_seed.offset, Params.total_q.offset
+_SINKS = Params.sinks.offset
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, in each thread another stream
 _MAX_STREAMS = 1024
@@ -67,7 +69,8 @@ def make_params(
     """
     is_packed = extras.cu_seqlens_q is not None
     lse_rows = query.shape[2] if is_packed else problem.seqlen_q
-    mask, *options = _extra_words(extras)
+    mask, *options, sinks = _extra_words(extras)
+    left, right = problem.window or (-1, -1)
     return Params.from_buffer_copy(
         _pack_params(
             _PARAMS_SIZE,
@@ -101,8 +104,13 @@ def make_params(
             *options,
             query.shape[2] if is_packed else 0,
             key.shape[2] if is_packed else 0,
-            problem.has_lengths and problem.causal is Causal.BOTTOM_RIGHT,
+            problem.has_lengths and problem.is_bottom_right,
             0,
+            problem.window is not None,
+            left,
+            right,
+            0 if extras.sinks is None else mask_code(MASK_TYPES[dtype_name(extras.sinks)]),
+            sinks,
         )
     )
 
@@ -119,8 +127,8 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _extra_words(extras: Extras) -> tuple[int, ...]:
-    """`extras` in the order of sdpa_addresses: the mask and abi.OPTIONS; 0 for what is not given."""
-    mask, _, philox, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k = extras
+    """`extras` in the order of sdpa_addresses: the mask, abi.OPTIONS, sinks; 0 for what is not given."""
+    mask, _, philox, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, sinks = extras
     seed = offset = state = 0
     if isinstance(philox, PhiloxState):
         seed, offset = philox
@@ -135,6 +143,7 @@ def _extra_words(extras: Extras) -> tuple[int, ...]:
         0 if seqlens_k is None else seqlens_k.data_ptr(),
         0 if cu_seqlens_q is None else cu_seqlens_q.data_ptr(),
         0 if cu_seqlens_k is None else cu_seqlens_k.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
     )
 
 
@@ -158,7 +167,10 @@ class Plan:
             stream_getter() if device.target is Target.CUDA else None,
             device.index,
             self.workspace_bytes,
-            bytes(_WORD) + image[_MASK : _MASK + _WORD] + image[_PHILOX:_TOTALS],
+            bytes(_WORD)
+            + image[_MASK : _MASK + _WORD]
+            + image[_PHILOX:_TOTALS]
+            + image[_SINKS : _SINKS + _WORD],
         )
 
     def launch(

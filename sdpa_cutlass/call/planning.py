@@ -39,6 +39,7 @@ class Options(NamedTuple):
     return_lse: bool = False
     p_dropout: float = 0.0
     layout: Layout | str = "bhsd"
+    window: tuple[int, int] | None = None
 
 
 class Inputs(NamedTuple):
@@ -52,6 +53,7 @@ class Inputs(NamedTuple):
     seqlens_q: Any = None
     seqlens_k: Any = None
     philox: Any = None
+    sinks: Any = None
 
 
 class Result(NamedTuple):
@@ -121,9 +123,17 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
         seqlens_q = extras.lengths("seqlens_q", seqlens_q, count, operands.query)
     if seqlens_k is not None:
         seqlens_k = extras.lengths("seqlens_k", seqlens_k, count, operands.query)
-    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k)
+    window = None if options.window is None else extras.checked_window(options.window)
+    sinks = None if inputs.sinks is None else extras.head_sinks(inputs.sinks, operands.query)
+    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k, sinks=sinks)
     scale = checks.softmax_scale(options.scale, operands.query.shape[3])
-    return Bound(operands, checks.problem_of(operands, causal, given), scale, given, p_dropout == 1)
+    problem = checks.problem_of(
+        operands,
+        causal,
+        given,
+        None if allow_meta else window,  # sizes may be symbolic, and are compared
+    )
+    return Bound(operands, problem, scale, given, p_dropout == 1)
 
 
 def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: Any) -> Executed:
@@ -136,6 +146,8 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         result.zero_()
         if lse is not None:
             lse.fill_(-math.inf)
+            if given.sinks is not None:
+                lse.copy_(given.sinks[:, None].expand(lse.shape))
         return Executed(result, lse, random_bits(philox, 0.0, query), None)
     q, k, v = map(checks.loadable, operands[:3])
     written = result

@@ -86,6 +86,7 @@ def recordable(options: Options) -> Options:
         layout=checks.tensor_layout(options.layout),
         scale=scale,
         p_dropout=p_dropout,
+        window=None if options.window is None else extras.checked_window(options.window),
     )
 
 

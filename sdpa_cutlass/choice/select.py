@@ -83,6 +83,10 @@ def needs(kernel: KernelInfo, problem: Problem) -> Takes:
         found |= Takes.LENGTHS | Takes.PACKED
     if not problem.head_dim == problem.head_dim_v == kernel.head_dim:
         found |= Takes.SMALLER_HEAD_DIM
+    if problem.window is not None:
+        found |= Takes.WINDOW
+    if problem.has_sinks:
+        found |= Takes.SINKS
     return found
 
 
@@ -104,6 +108,8 @@ _WITHOUT = {
     Takes.PACKED: "takes no lengths",
     Takes.UNDROPPED: "applies dropout",
     Takes.DROPOUT: "applies no dropout",
+    Takes.WINDOW: "takes no window",
+    Takes.SINKS: "takes no sinks",
 }
 
 
@@ -170,11 +176,12 @@ class Offer:
 
         Most tokens of a growing key cache cost what the one before did: then this is known.
         """
-        offset = problem.causal_offset
+        offset, window = problem.causal_offset, problem.window
         sizes = (
             problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
             -(-problem.seqlen_k // self._keys_of_a_price),
-            None if offset >= problem.seqlen_k - 1 else offset,  # None: every row sees every key
+            None if window is None and offset >= problem.seqlen_k - 1 else offset,  # None: all see every key
+            window,
         )  # fmt: skip
         if self._latest[0] == sizes:
             return self._latest
@@ -195,7 +202,7 @@ class Offer:
 
 
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
-_Sizes = tuple[int | None, ...]
+_Sizes = tuple[int | tuple[int, int] | None, ...]
 _Prices = tuple[_Sizes, list[_Priced], list[_Priced], list[tuple[KernelInfo, Model]]]
 _price = operator.itemgetter(0, 1)
 

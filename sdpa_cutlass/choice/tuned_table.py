@@ -137,8 +137,11 @@ class HeadDims:
 def bucket_of(problem: Problem, head_dims: HeadDims) -> Bucket | None:
     """The bucket of `problem`, which may be empty; None when no kernel serves its head dimensions.
 
-    A plain problem with a head_dim that has no plain kernels runs in general ones, as if it had lengths.
+    None for windows and sinks too: no row tells of them. A plain problem with a head_dim that has no plain
+    kernels runs in general ones, as if it had lengths.
     """
+    if problem.window is not None or problem.has_sinks:
+        return None
     widest = max(problem.head_dim, problem.head_dim_v)
     parts = []
     if problem.mask is not None:

@@ -1,7 +1,7 @@
-"""How many keys rows see: all rows of a problem together, and the rows of tiles that its CTAs work on.
+"""How many keys the rows of tiles see that the CTAs of a problem work on, under a causal mask or a window.
 
 Row i sees the keys j <= i + causal_offset, or all of them without a causal mask. A row of tiles ends with its
-last row, which sees the most.
+last row, which sees the most. Under a window it begins with the first key of its first row.
 """
 
 from __future__ import annotations
@@ -9,18 +9,7 @@ from __future__ import annotations
 from ..problem import Problem
 
 _MAX_SAMPLES = 64  # rows of tiles looked at to average a causal mask
-
-
-def visible_scores(problem: Problem) -> int:
-    """Scores of one head that are not masked: row i sees clamp(i + causal_offset + 1, 0, seqlen_k) keys."""
-    rows, keys = problem.seqlen_q, problem.seqlen_k
-    if not problem.is_causal:
-        return rows * keys
-    first = problem.causal_offset + 1
-    start = min(max(1 - first, 0), rows)  # the first row that sees a key
-    full = min(max(keys - first, start), rows)  # the first row that sees them all
-    partial = full - start
-    return partial * (first + start) + partial * (partial - 1) // 2 + (rows - full) * keys
+_MAX_WINDOW_SAMPLES = 8  # they differ little
 
 
 class CausalRows:
@@ -65,6 +54,43 @@ class CausalRows:
         first = start + some * stride + (offset + keys_a_round) * heads
         line = floor_sum(full - some, first, stride, keys_a_round * heads)
         return longest + line + (others - full) * -(-self._keys // keys_a_round)
+
+
+class WindowRows:
+    """At most _MAX_WINDOW_SAMPLES evenly spaced rows of tiles under a window, the longest first."""
+
+    __slots__ = ("_spans", "count")
+
+    def __init__(self, problem: Problem, block_m: int, heads: int) -> None:
+        assert problem.window is not None
+        left, right = problem.window
+        keys, offset, last = problem.seqlen_k, problem.causal_offset, problem.seqlen_q * heads - 1
+        m_blocks = last // block_m + 1
+        step = -(-m_blocks // _MAX_WINDOW_SAMPLES)
+        spans = []  # first key, one past the last
+        for m_block in range(m_blocks - 1, -1, -step):
+            first_row, last_row = m_block * block_m // heads, min((m_block + 1) * block_m - 1, last) // heads
+            begin = 0 if left < 0 else _clamped(first_row + offset - left, 0, keys)
+            end = keys if right < 0 else _clamped(last_row + offset + right + 1, 0, keys)
+            spans.append((begin, max(begin, end)))
+        self._spans = sorted(spans, key=lambda span: span[0] - span[1])
+        self.count = len(spans)
+
+    def rounds(self, place: int, keys_a_round: int) -> int:
+        """Rounds of the row of tiles at `place`."""
+        begin, end = self._spans[place]
+        return -(-(end - begin) // keys_a_round)
+
+    def all_rounds(self, keys_a_round: int) -> int:
+        """Rounds of all of these rows of tiles together."""
+        return sum(self.rounds(place, keys_a_round) for place in range(self.count))
+
+
+def rows_of_tiles(problem: Problem, block_m: int, heads: int) -> CausalRows | WindowRows | None:
+    """The rows of tiles of `problem`; None where each of them sees every key."""
+    if problem.window is not None:
+        return WindowRows(problem, block_m, heads)
+    return CausalRows(problem, block_m, heads) if problem.is_causal else None
 
 
 def _clamped(value: int, least: int, most: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..call import checks, extras, rng
-from ..call.planning import Options, Result
+from ..call.planning import Inputs, Options, Result
 from ..dropout import checked_philox
 from ..errors import ArgumentError, UnsupportedError
 from ..library import torch_state
@@ -102,15 +102,19 @@ def as_traced(value: Any) -> Any:
     return value if value is None or isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
 
-def call_traced(
-    name: str, options: Options, tensors: Sequence[Any], rest: Sequence[Any], philox: Any, **more: Any
-) -> Result:
+def as_window(window: list[int] | None) -> tuple[int, int] | None:
+    """`window` of an operator, checked."""
+    return None if window is None else extras.checked_window(window)
+
+
+def call_traced(name: str, options: Options, inputs: Inputs, rest: Sequence[Any], **more: Any) -> Result:
     """torch.ops.sdpa_cutlass.`name`, or `name`_out, with the options that all operators have and `more`.
 
-    `tensors` are query, key, value and out or None; `rest` comes behind them, and `philox` behind that.
+    `rest` comes behind query, key, value and out, and behind that philox and sinks.
     """
-    query, key, value, out = (as_traced(tensor) for tensor in tensors)
-    state = traced_philox(options.p_dropout, philox, query)
+    query, key, value, out = (as_traced(tensor) for tensor in inputs[:4])
+    state = traced_philox(options.p_dropout, inputs.philox, query)
+    sinks = as_traced(inputs.sinks)
     arguments = {
         "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
         "scale": None if options.scale is None else float(options.scale),
@@ -118,13 +122,14 @@ def call_traced(
         "kernel_name": options.kernel,
         "return_lse": options.return_lse,
         "p_dropout": float(options.p_dropout),
+        "window": None if options.window is None else list(options.window),
         **more,
     }
     ops = torch.ops.sdpa_cutlass
     if out is None:
-        out, lse = getattr(ops, name)(query, key, value, *rest, state, **arguments)
+        out, lse = getattr(ops, name)(query, key, value, *rest, state, sinks, **arguments)
     else:
-        lse = getattr(ops, f"{name}_out")(query, key, value, out, *rest, state, **arguments)
+        lse = getattr(ops, f"{name}_out")(query, key, value, out, *rest, state, sinks, **arguments)
     return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
 
 

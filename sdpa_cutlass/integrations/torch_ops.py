@@ -1,8 +1,9 @@
 """torch.ops.sdpa_cutlass: the kernels as torch operators, for torch.compile, torch.export and FakeTensor.
 
-    attention_forward(query, key, value, attn_mask=None, seqlens_q=None, seqlens_k=None, philox=None, *,
-                      causal=None, scale=None, enable_gqa=True, kernel_name=None, family="fmha_fwd",
-                      return_lse=False, p_dropout=0.0, layout="bhsd") -> (out, softmax_lse)
+    attention_forward(query, key, value, attn_mask=None, seqlens_q=None, seqlens_k=None, philox=None,
+                      sinks=None, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
+                      family="fmha_fwd", return_lse=False, p_dropout=0.0, layout="bhsd", window=None)
+                      -> (out, softmax_lse)
     attention_forward_out(query, key, value, out, attn_mask=None, ...the same...) -> softmax_lse
     attention_varlen_forward and attention_varlen_forward_out: see varlen_ops.py
 
@@ -25,13 +26,17 @@ from ..call import calls, checks, outputs, planning, rng
 from ..call.planning import Inputs, Options, Result
 from ..library.registry import Family
 from . import varlen_ops  # noqa: F401  varlen_ops registers its own
-from .operators import as_traced, call_traced, check_has_philox, no_lse, register
+from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
 
 # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
-_TENSORS = "Tensor? attn_mask=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, Tensor? philox=None"
+_TENSORS = (
+    "Tensor? attn_mask=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, Tensor? philox=None, "
+    "Tensor? sinks=None"
+)
 _OPTIONS = (
     "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
-    'str family="fmha_fwd", bool return_lse=False, float p_dropout=0.0, str layout="bhsd"'
+    'str family="fmha_fwd", bool return_lse=False, float p_dropout=0.0, str layout="bhsd", '
+    "int[]? window=None"
 )
 
 
@@ -45,8 +50,19 @@ def _options(
     return_lse: bool = False,
     p_dropout: float = 0.0,
     layout: str = "bhsd",
+    window: list[int] | None = None,
 ) -> Options:
-    return Options(Family(family), causal, scale, enable_gqa, kernel_name, return_lse, p_dropout, layout)
+    return Options(
+        Family(family),
+        causal,
+        scale,
+        enable_gqa,
+        kernel_name,
+        return_lse,
+        p_dropout,
+        layout,
+        as_window(window),
+    )
 
 
 def _forward(
@@ -57,9 +73,10 @@ def _forward(
     seqlens_q: torch.Tensor | None = None,
     seqlens_k: torch.Tensor | None = None,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
     return _run(_options(**options), inputs)
 
 
@@ -72,9 +89,10 @@ def _forward_out(
     seqlens_q: torch.Tensor | None = None,
     seqlens_k: torch.Tensor | None = None,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
     return _run(_options(**options), inputs)[1]
 
 
@@ -92,12 +110,13 @@ def _fake_forward(
     seqlens_q: torch.Tensor | None = None,
     seqlens_k: torch.Tensor | None = None,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes, strides and dtypes of `_forward`, and every error that does not need data or a library."""
     asked = _options(**options)
     check_has_philox(asked.p_dropout, philox)
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
     operands = planning.bind(asked, inputs, allow_meta=True).operands
     if philox is not None:
         rng.checked(philox, query)
@@ -134,9 +153,8 @@ def traced(options: Options, inputs: Inputs) -> Result:
     return call_traced(
         "attention_forward",
         options,
-        inputs[:4],
+        inputs,
         [as_traced(value) for value in inputs[4:7]],
-        inputs.philox,
         family=options.family.value,
         layout=checks.tensor_layout(options.layout).value,
     )

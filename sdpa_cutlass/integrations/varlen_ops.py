@@ -1,8 +1,9 @@
 """torch.ops.sdpa_cutlass.attention_varlen_forward and ..._out: packed sequences as torch operators.
 
     attention_varlen_forward(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                             philox=None, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
-                             return_lse=False, p_dropout=0.0) -> (out, softmax_lse)
+                             philox=None, sinks=None, *, causal=None, scale=None, enable_gqa=True,
+                             kernel_name=None, return_lse=False, p_dropout=0.0, window=None)
+                             -> (out, softmax_lse)
     attention_varlen_forward_out(query, key, value, out, cu_seqlens_q, ...the same...) -> softmax_lse
 
 Arguments and errors are those of `sdpa_cutlass.attention_varlen`; everything else is as torch_ops.py says.
@@ -18,12 +19,12 @@ from ..call import outputs, rng
 from ..call.planning import Inputs, Options, Result
 from ..public import varlen
 from ..public.varlen import Lengths
-from .operators import as_traced, call_traced, check_has_philox, no_lse, register
+from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
 
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
 _OPTIONS = (
-    "Tensor? philox=None, *, str? causal=None, float? scale=None, bool enable_gqa=True, "
-    "str? kernel_name=None, bool return_lse=False, float p_dropout=0.0"
+    "Tensor? philox=None, Tensor? sinks=None, *, str? causal=None, float? scale=None, bool enable_gqa=True, "
+    "str? kernel_name=None, bool return_lse=False, float p_dropout=0.0, int[]? window=None"
 )
 
 
@@ -35,6 +36,7 @@ def _options(
     kernel_name: str | None = None,
     return_lse: bool = False,
     p_dropout: float = 0.0,
+    window: list[int] | None = None,
 ) -> Options:
     return Options(
         causal=causal,
@@ -44,6 +46,7 @@ def _options(
         return_lse=return_lse,
         p_dropout=p_dropout,
         layout="bshd",
+        window=as_window(window),
     )
 
 
@@ -56,10 +59,11 @@ def _forward(
     max_seqlen_q: int,
     max_seqlen_k: int,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _run(_options(**options), Inputs(query, key, value, philox=philox), lengths)
+    return _run(_options(**options), Inputs(query, key, value, philox=philox, sinks=sinks), lengths)
 
 
 def _forward_out(
@@ -72,15 +76,18 @@ def _forward_out(
     max_seqlen_q: int,
     max_seqlen_k: int,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _run(_options(**options), Inputs(query, key, value, out, philox=philox), lengths)[1]
+    return _run(_options(**options), Inputs(query, key, value, out, philox=philox, sinks=sinks), lengths)[1]
 
 
 def _run(options: Options, inputs: Inputs, lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor]:
     check_has_philox(options.p_dropout, inputs.philox)
-    out, lse, _ = varlen.run(*options[1:7], *inputs[:4], *lengths, inputs.philox, is_operator=True)
+    out, lse, _ = varlen.run(
+        *options[1:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks, is_operator=True
+    )
     return out, no_lse(inputs.query) if lse is None else lse
 
 
@@ -93,13 +100,14 @@ def _fake_forward(
     max_seqlen_q: int,
     max_seqlen_k: int,
     philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes, strides and dtypes of `_forward`, and every error that does not need data or a library."""
     asked = _options(**options)
     check_has_philox(asked.p_dropout, philox)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    operands = varlen.bind(asked, Inputs(query, key, value), lengths, allow_meta=True).operands
+    operands = varlen.bind(asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=True).operands
     if philox is not None:
         rng.checked(philox, query)
     lse = outputs.empty_lse(operands)[0] if asked.return_lse else no_lse(query)
@@ -136,4 +144,4 @@ def traced(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
         lengths.max_seqlen_q,
         lengths.max_seqlen_k,
     )
-    return call_traced("attention_varlen_forward", options, inputs[:4], rest, inputs.philox)
+    return call_traced("attention_varlen_forward", options, inputs, rest)

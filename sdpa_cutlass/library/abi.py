@@ -29,7 +29,7 @@ from ..errors import (
 from . import cpu_features
 from .locate import Target, locate
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
@@ -97,6 +97,11 @@ class Params(ctypes.Structure):
         ("total_k", c_int32),
         ("causal_bottom_right", c_int32),
         ("num_splits", c_int32),
+        ("has_window", c_int32),
+        ("window_left", c_int32),
+        ("window_right", c_int32),
+        ("sinks_type", c_int32),
+        ("sinks", c_void_p),
     ]
 
 
@@ -109,6 +114,7 @@ class Addresses(ctypes.Structure):
         *_TENSORS,
         ("mask", c_void_p),
         *OPTIONS,
+        ("sinks", c_void_p),
     ]
 
 

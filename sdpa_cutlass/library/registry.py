@@ -59,6 +59,8 @@ class Takes(IntFlag):
     DROPOUT = 1 << 8
     SMALLER_HEAD_DIM = 1 << 9  # than the kernel's, and another one for the values
     SPLITS = 1 << 10  # several CTAs share the keys of a tile
+    WINDOW = 1 << 11  # a first and a last key for each row
+    SINKS = 1 << 12  # a logit of each head in the denominator
 
 
 TAKES_OF_MASK: dict[MaskType | None, Takes] = {

@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum { kMaxDims = 8, kMaxCalls = 32, kAlignment = 16 };
-enum { kScale = 2, kDropout = 6, kLeading = 8, kOptions = 10 };
-enum { kQuery, kKey, kValue, kOut, kMask, kSeqlensQ, kSeqlensK, kCuSeqlensQ, kCuSeqlensK, kTensors };
+enum { kScale = 2, kDropout = 6, kWindow = 8, kLeading = 9, kOptions = 11 };
+enum { kQuery, kKey, kValue, kOut, kMask, kSeqlensQ, kSeqlensK, kCuSeqlensQ, kCuSeqlensK, kSinks, kTensors };
 enum { kMinArguments = kLeading + kOut + 1, kMaxArguments = kOptions + kTensors };
 
 static PyObject *requires_grad_name;
@@ -81,6 +81,8 @@ static bool same_option(PyObject *given, PyObject *known, int place) {
   if (given == known) return true;
   if (place == kScale || place == kDropout)
     return PyFloat_CheckExact(given) && PyFloat_CheckExact(known) && PyFloat_AsDouble(given) == PyFloat_AsDouble(known);
+  if (place == kWindow) /* two integers, checked by the caller */
+    return PyTuple_CheckExact(given) && PyTuple_CheckExact(known) && PyObject_RichCompareBool(given, known, Py_EQ) == 1;
   if (place >= kLeading)
     return PyLong_CheckExact(given) && PyLong_CheckExact(known) && PyObject_RichCompareBool(given, known, Py_EQ) == 1;
   return PyUnicode_CheckExact(given) && PyUnicode_CheckExact(known) && PyUnicode_Compare(given, known) == 0;
@@ -98,18 +100,19 @@ static int requires_grad(PyObject *tensor) {
   return value != Py_False;
 }
 
-/* Whether Python has to look at the call: torch has to see it, a tensor requires grad, or the mask is not what its
- * memory says. -1 with an exception. Only a mask can be a view with the negative bit: others are aligned, and such
- * views start at an odd element unless as_strided moved them. Booleans have neither gradients nor that bit. */
+/* Whether Python has to look at the call: torch has to see it, a tensor requires grad, or the mask or the sinks are not
+ * what their memory says. -1 with an exception. Only these can be views with the negative bit: others are aligned, and
+ * such views start at an odd element unless as_strided moved them. Booleans have neither gradients nor that bit. */
 static int needs_a_look(const Call *call, const Arguments *given) {
   int answer = torch_is_watching();
   if (answer != 0) return answer;
   const int has_grad = torch_has_grad();
   if (has_grad < 0) return -1;
-  for (int i = 0; answer == 0 && i <= kMask; ++i) {
-    if (!call->has[i] || call->forms[i].dtype.code == kDLBool) continue;
+  for (int i = 0; answer == 0 && i < kTensors; ++i) {
+    const bool is_lengths = i > kMask && i < kSinks;
+    if (!call->has[i] || is_lengths || call->forms[i].dtype.code == kDLBool) continue;
     if (has_grad) answer = requires_grad(given->tensors[i]);
-    if (answer == 0 && i == kMask) answer = is_neg(given->tensors[i]);
+    if (answer == 0 && i >= kMask) answer = is_neg(given->tensors[i]);
   }
   return answer;
 }
@@ -303,6 +306,7 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
     addresses.seqlens_k = (const int32_t *)starts[kSeqlensK];
     addresses.cu_seqlens_q = (const int32_t *)starts[kCuSeqlensQ];
     addresses.cu_seqlens_k = (const int32_t *)starts[kCuSeqlensK];
+    addresses.sinks = starts[kSinks];
     result = make_and_launch(call, &given, &addresses);
   } else if (needs_look > 0) {
     result = kept(Py_None);
@@ -313,11 +317,11 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL,
-     "call(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, query, key, value, out,\n"
-     "     attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)\n"
+     "call(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window, query, key, value, out,\n"
+     "     attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, sinks, max_seqlen_q, max_seqlen_k)\n"
      "-> (out, softmax_lse or None, philox), or None\n\n"
      "Launches a known call. None, and nothing was launched: the caller has to check, and to do it or to refuse it.\n"
-     "What follows `out` may be left out."},
+     "What follows `out` may be left out. `window` is None or a tuple of two integers."},
     {"add", table_add, METH_VARARGS,
      "add(launcher, arguments, make_out, make_lse, draw, undrawn, spans) -> bool\n\n"
      "Makes a call known: `arguments`, all of them, as in call, its options of immutable types; `spans` are bytes of\n"

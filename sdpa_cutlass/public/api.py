@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     if type(dropout_p) is not float or not 0 <= dropout_p <= 1:
         extras.dropout_probability(dropout_p, "dropout_p")
     return run_general(
-        _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd",
+        _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd", None,
         query, key, value, None, attn_mask, None, None, None,
     )[0]  # fmt: skip
 
@@ -97,8 +97,10 @@ def attention(
     kernel: str | None = None,
     softmax_lse: Any = None,
     stream: Any = None,
+    window: tuple[int, int] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
-    """dropout(softmax(Q Kᵀ · scale + mask)) V through one fused kernel.
+    """dropout(softmax(Q Kᵀ · scale + mask, sinks)) V through one fused kernel.
 
     query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv], float16 or bfloat16, any strides → out
     [B, Hq, Sq, Dv], laid out as query is. Hkv divides Hq unless `enable_gqa` is False. Fewer or more leading
@@ -132,6 +134,12 @@ def attention(
     stream: the CUDA stream to use: its handle as an integer, or an object with __cuda_stream__, cuda_stream
         or ptr. By default torch's current one, else the one that `out` names in its
         __cuda_array_interface__, else the legacy default stream.
+    window: (left, right): row i sees only the keys i + off - left to i + off + right, both included; -1 is
+        no limit. off is 0 where `causal` is "top_left", else Sk - Sq, or that of each sequence's own
+        lengths; a causal mask sets right to 0. Blocks of keys that no row of a tile sees are not read.
+    sinks: tensor [Hq] of float16, bfloat16 or float32 beside query, contiguous: one logit for each query
+        head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
+        key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
@@ -153,19 +161,23 @@ def attention(
             and layout == "bhsd"
             and softmax_lse is None
             and stream is None
+            and window is None
+            and sinks is None
         )
     except Exception:  # an array, which is refused here or below
         is_plain, return_philox = False, torch_inputs.flag("return_philox", return_philox)
+    if window is not None:
+        window = extras.checked_window(window)
     if is_plain:
         out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
     if softmax_lse is not None or stream is not None:
-        options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox)
+        options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
-        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout,
-        query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox,
+        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
+        query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)
 
@@ -184,9 +196,9 @@ def unfused_attention(
 ) -> torch.Tensor | tuple[Any, ...]:
     """`attention` through the piped baseline: CUTLASS GEMM → softmax → CUTLASS GEMM.
 
-    Same arguments, results and errors, as far as it goes: no masks, dropout or lengths, and D = Dv must be a
-    kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in a workspace from
-    torch's caching allocator.
+    Same arguments, results and errors, as far as it goes: no masks, dropout, lengths, window or sinks, and
+    D = Dv must be a kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in
+    a workspace from torch's caching allocator.
     """
     out, lse, _ = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
     return (out, lse) if return_lse else out

@@ -31,7 +31,7 @@ class AttentionPlan:
         from ..library import torch_state
 
         self._torch_state = torch_state.is_watching, torch_state.increment_version
-        self._given = given  # the mask and the lengths, whose addresses the plan holds
+        self._given = given  # the mask, the lengths and the sinks, whose addresses the plan holds
         self.out_shape = tuple(out.shape)
         """Shape of `out`."""
         self.out_stride = tuple(out.stride())
@@ -114,18 +114,20 @@ def plan(
     enable_gqa: bool = True,
     kernel: str | None = None,
     family: Family = Family.FMHA_FWD,
+    window: tuple[int, int] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> AttentionPlan:
     """Checks a call of `attention` (for Family.UNFUSED: `unfused_attention`) and prepares it. Runs nothing.
 
     Arguments are theirs; of query, key, value and `out` only sizes, strides, dtype and device are kept.
-    Without `out`, results have the layout that `attention` would give them. The mask and the lengths are
+    Without `out`, results have the layout that `attention` would give them. Mask, lengths and sinks are
     kept: every run reads what they hold then. No dropout, whose random bits differ from call to call.
 
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
-    asked = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout)
-    arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k)
+    asked = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
+    arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, sinks)
     options = torch_inputs.with_flags(asked)
     inputs = Inputs(
         *(

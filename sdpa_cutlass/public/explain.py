@@ -71,14 +71,16 @@ def explain(
     enable_gqa: bool = True,
     kernel: str | None = None,
     family: Family = Family.FMHA_FWD,
+    window: tuple[int, int] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> Explanation:
     """The choice that `attention` (or, for Family.UNFUSED, `unfused_attention`) would make. Launches nothing.
 
     Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
     compute.
     """
-    options = Options(family, causal, scale, enable_gqa, kernel, False, p_dropout, layout)
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k)
+    options = Options(family, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, None, sinks)
     operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")

@@ -50,6 +50,8 @@ def attention_varlen(
     out: torch.Tensor | None = None,
     enable_gqa: bool = True,
     kernel: str | None = None,
+    window: tuple[int, int] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """`attention` of every sequence of a packed batch by itself, in one launch.
 
@@ -67,9 +69,11 @@ def attention_varlen(
     returned tuple and the errors are those of `attention`.
     """
     return_philox = torch_inputs.flag("return_philox", return_philox)
+    if window is not None:
+        window = extras.checked_window(window)
     result = run(
-        causal, scale, enable_gqa, kernel, return_lse, p_dropout, query, key, value, out,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox,
+        causal, scale, enable_gqa, kernel, return_lse, p_dropout, window, query, key, value, out,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox, sinks,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)
 
@@ -93,6 +97,7 @@ def run(
     kernel: str | None,
     return_lse: bool,
     p_dropout: float,
+    window: tuple[int, int] | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -102,6 +107,7 @@ def run(
     max_seqlen_q: int,
     max_seqlen_k: int,
     philox: Any,
+    sinks: torch.Tensor | None = None,
     *,
     is_operator: bool = False,
 ) -> ResultTuple:
@@ -110,13 +116,14 @@ def run(
     table = None if is_traced else call_table.table  # tracing would make the compiled code depend on it
     if table is not None and philox is None:
         known_call = table.call(
-            _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd",
-            query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window,
+            query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, sinks,
+            max_seqlen_q, max_seqlen_k,
         )  # fmt: skip
         if known_call is not None:
             return known_call
-    options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd")
-    inputs = Inputs(query, key, value, out, philox=philox)
+    options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window)
+    inputs = Inputs(query, key, value, out, philox=philox, sinks=sinks)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if is_traced:
         from ..integrations import varlen_ops
@@ -132,11 +139,12 @@ def run(
             type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
             *(calls.signature_of(tensor) for tensor in (query, key, value, cu_seqlens_q, cu_seqlens_k)),
             None if out is None else calls.signature_of(out),
+            None if sinks is None else calls.signature_of(sinks),
         )  # fmt: skip
         prepared = _packed[signature]
-        calls.require_data(cu_seqlens_q, cu_seqlens_k, philox, out)
+        calls.require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
         q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        if (q | k | v) & 15 or not (q and k and v):
+        if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
             prepared = signature = None
     except KeyError:
         pass
@@ -146,13 +154,17 @@ def run(
         return _run_unprepared(options, inputs, lengths, signature, is_operator=is_operator)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         checks.check_no_grad({"query": query, "key": key, "value": value})
+    if sinks is not None and sinks.requires_grad:
+        checks.check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(out, _given(inputs, lengths))
         calls.increment_version((out,))
     if philox is None:
-        call_table.add(prepared, *options, *inputs[:7], *lengths)
+        call_table.add(prepared, *options, *inputs[:7], cu_seqlens_q, cu_seqlens_k, sinks, *lengths[2:])
     state = planning.random_bits(philox, prepared.p_dropout, query)
-    given = Extras(None, prepared.p_dropout, state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    given = Extras(
+        None, prepared.p_dropout, state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks
+    )
     return calls.launch(prepared, query, key, value, out, given)
 
 
@@ -160,6 +172,8 @@ def _given(inputs: Inputs, lengths: Lengths) -> dict[str, Any]:
     """What is read, by name."""
     named = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     named |= {"cu_seqlens_q": lengths.cu_seqlens_q, "cu_seqlens_k": lengths.cu_seqlens_k}
+    if inputs.sinks is not None:
+        named["sinks"] = inputs.sinks
     return named | {"philox": inputs.philox} if is_tensor(inputs.philox) else named
 
 
@@ -194,7 +208,7 @@ def _run_unprepared(
         if inputs.out is not None:
             tensors["out"] = as_tensor("out", inputs.out, writable=True)
         known, sizes = inputs._replace(**tensors), lengths._replace(**packed)
-        result = Result(*run(*options[1:7], *known[:4], *sizes, known.philox))
+        result = Result(*run(*options[1:7], options.window, *known[:4], *sizes, known.philox, known.sinks))
         return result if inputs.out is None else result._replace(out=inputs.out)
     if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
         return _record(options, inputs, lengths)
@@ -229,7 +243,7 @@ def bind(options: Options, inputs: Inputs, lengths: Lengths, *, allow_meta: bool
             )
     max_seqlen_q = _upper_bound("max_seqlen_q", lengths.max_seqlen_q)
     max_seqlen_k = _upper_bound("max_seqlen_k", lengths.max_seqlen_k)
-    batched = Inputs(*(tensor[None] for tensor in tensors.values()))
+    batched = Inputs(**{name: tensor[None] for name, tensor in tensors.items()}, sinks=inputs.sinks)
     bound = planning.bind(options, batched, allow_meta=allow_meta)
     query, key = bound.operands.query, bound.operands.key
     cu_seqlens_q = as_tensor("cu_seqlens_q", lengths.cu_seqlens_q)

@@ -65,9 +65,23 @@ Status check_options(const sdpa_params &params) {
   if ((params.mask == nullptr) != (params.mask_type == SDPA_MASK_NONE))
     return make_status(SDPA_INVALID_ARGUMENT, "mask is %p and mask_type %d; allowed are null with %d, or neither",
                        params.mask, params.mask_type, SDPA_MASK_NONE);
-  if (params.causal_bottom_right != 0 && !(params.causal_bottom_right == 1 && params.is_causal == 1))
-    return make_status(SDPA_INVALID_ARGUMENT, "causal_bottom_right is %d; it must be 0, or 1 with is_causal 1",
+  if (params.has_window != 0 && params.has_window != 1)
+    return make_status(SDPA_INVALID_ARGUMENT, "has_window is %d; it must be 0 or 1", params.has_window);
+  if (params.has_window && (params.window_left < -1 || params.window_right < -1))
+    return make_status(SDPA_INVALID_ARGUMENT,
+                       "window_left is %d and window_right %d; they must be at least 0, or -1 for no limit",
+                       params.window_left, params.window_right);
+  if (params.causal_bottom_right != 0 &&
+      !(params.causal_bottom_right == 1 && (params.is_causal == 1 || params.has_window == 1)))
+    return make_status(SDPA_INVALID_ARGUMENT,
+                       "causal_bottom_right is %d; it must be 0, or 1 with is_causal 1 or has_window 1",
                        params.causal_bottom_right);
+  if (params.sinks_type < SDPA_MASK_NONE || params.sinks_type > SDPA_MASK_F32 || params.sinks_type == SDPA_MASK_BOOL)
+    return make_status(SDPA_INVALID_ARGUMENT, "sinks_type is %d; allowed are %d, and %d to %d", params.sinks_type,
+                       SDPA_MASK_NONE, SDPA_MASK_F16, SDPA_MASK_F32);
+  if ((params.sinks == nullptr) != (params.sinks_type == SDPA_MASK_NONE))
+    return make_status(SDPA_INVALID_ARGUMENT, "sinks is %p and sinks_type %d; allowed are null with %d, or neither",
+                       params.sinks, params.sinks_type, SDPA_MASK_NONE);
   if (params.total_q < 0 || params.total_k < 0)
     return make_status(SDPA_INVALID_ARGUMENT, "total_q is %d and total_k %d; they must be at least 0", params.total_q,
                        params.total_k);
@@ -78,7 +92,8 @@ Status check_options(const sdpa_params &params) {
   } arrays[] = {
       {"mask", params.mask, kMaskBytes[params.mask_type]},    {"philox_state", params.philox_state, sizeof(uint64_t)},
       {"seqlens_q", params.seqlens_q, sizeof(int32_t)},       {"seqlens_k", params.seqlens_k, sizeof(int32_t)},
-      {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)}, {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)}};
+      {"cu_seqlens_q", params.cu_seqlens_q, sizeof(int32_t)}, {"cu_seqlens_k", params.cu_seqlens_k, sizeof(int32_t)},
+      {"sinks", params.sinks, kMaskBytes[params.sinks_type]}};
   for (const auto &array : arrays) {
     const Status status = check_element_alignment(array.name, array.pointer, array.bytes);
     if (!status.ok()) return status;
@@ -97,6 +112,8 @@ uint64_t needs(const sdpa_params &params, const sdpa_kernel_info &info) {
   if (params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr) bits |= SDPA_TAKES_PACKED;
   if (params.head_dim != info.head_dim || params.head_dim_v != info.head_dim) bits |= SDPA_TAKES_SMALLER_HEAD_DIM;
   if (params.num_splits != 0) bits |= SDPA_TAKES_SPLITS;
+  if (params.has_window) bits |= SDPA_TAKES_WINDOW;
+  if (params.sinks != nullptr) bits |= SDPA_TAKES_SINKS;
   return bits;
 }
 
@@ -129,6 +146,11 @@ Status lacks(uint64_t bit, const sdpa_kernel_info &info, const sdpa_params &para
     case SDPA_TAKES_SMALLER_HEAD_DIM:
       return make_status(SDPA_NOT_SUPPORTED, "%s: head_dim is %d and head_dim_v %d; this kernel takes %d for both",
                          info.name, params.head_dim, params.head_dim_v, info.head_dim);
+    case SDPA_TAKES_WINDOW:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: window is (%d, %d); this kernel takes none", info.name,
+                         params.window_left, params.window_right);
+    case SDPA_TAKES_SINKS:
+      return make_status(SDPA_NOT_SUPPORTED, "%s: sinks is given; this kernel takes none", info.name);
     default:
       return make_status(SDPA_INVALID_ARGUMENT, "%s: num_splits is %d; this kernel takes 0", info.name,
                          params.num_splits);

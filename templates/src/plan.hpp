@@ -15,7 +15,7 @@ uint32_t given_options(const Fields &fields) {
   for (const void *const pointer :
        {static_cast<const void *>(fields.softmax_lse), fields.mask, static_cast<const void *>(fields.seqlens_q),
         static_cast<const void *>(fields.seqlens_k), static_cast<const void *>(fields.cu_seqlens_q),
-        static_cast<const void *>(fields.cu_seqlens_k)})
+        static_cast<const void *>(fields.cu_seqlens_k), fields.sinks})
     bits = bits << 1 | (pointer != nullptr);
   return bits;
 }
@@ -50,6 +50,7 @@ inline sdpa_params with_addresses(sdpa_params params, const sdpa_addresses &addr
   params.seqlens_k = addresses.seqlens_k;
   params.cu_seqlens_q = addresses.cu_seqlens_q;
   params.cu_seqlens_k = addresses.cu_seqlens_k;
+  params.sinks = addresses.sinks;
   return params;
 }
 
@@ -61,7 +62,8 @@ inline bool are_fine(const sdpa_plan &plan, const sdpa_addresses &given) {
   const uintptr_t words = bits(given.softmax_lse, given.split_arrivals, given.seqlens_q, given.seqlens_k,
                                given.cu_seqlens_q, given.cu_seqlens_k) %
                           4;
-  const uintptr_t others = bits(given.philox_state) % 8 | bits(given.mask) % kMaskBytes[plan.params.mask_type];
+  const uintptr_t others = bits(given.philox_state) % 8 | bits(given.mask) % kMaskBytes[plan.params.mask_type] |
+                           bits(given.sinks) % kMaskBytes[plan.params.sinks_type];
   const bool has_room =
       plan.workspace_bytes == 0 || (given.workspace != nullptr && given.workspace_bytes >= plan.workspace_bytes &&
                                     bits(given.workspace) % kWorkspaceAlignment == 0);
@@ -72,9 +74,10 @@ inline Status check_addresses(const sdpa_plan &plan, const sdpa_params &params) 
   Status status = check_problem(*plan.row, params);
   if (status.ok()) status = check_pointers(*plan.row, params);
   if (!status.ok() || given_options(params) == plan.given) return status;
-  return make_status(SDPA_INVALID_ARGUMENT,
-                     "addresses: softmax_lse, mask, seqlens and cu_seqlens must be null exactly where they were when "
-                     "the plan was made");
+  return make_status(
+      SDPA_INVALID_ARGUMENT,
+      "addresses: softmax_lse, mask, sinks, seqlens and cu_seqlens must be null exactly where they were when "
+      "the plan was made");
 }
 
 }  // namespace sdpa

@@ -80,6 +80,8 @@ class Case:
     p_dropout: float = 0.0
     philox: PhiloxState = _ZERO_STATE
     philox_on_device: bool = False
+    window: tuple[int, int] | None = None
+    sinks: torch.Tensor | None = None  # [Hq]
 
     @property
     def batch(self) -> int:
@@ -103,6 +105,10 @@ class Case:
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
         return (*self.q.shape[:3], self.v.shape[3])
+
+    @property
+    def is_bottom_right(self) -> bool:
+        return self.causal is Causal.BOTTOM_RIGHT or (self.causal is None and self.window is not None)
 
     @property
     def softmax_scale(self) -> float:
@@ -141,6 +147,10 @@ class Case:
                 parts.append(f"{side}: {lengths}")
         if self.p_dropout:
             parts.append(f"p_dropout {self.p_dropout}, {self.philox}")
+        if self.window is not None:
+            parts.append(f"window {self.window}")
+        if self.sinks is not None:
+            parts.append(f"sinks {self.sinks.dtype} {self.sinks.tolist()}")
         return ", ".join(parts)
 
 
@@ -196,6 +206,14 @@ def random_qkv(
     if kernel.dtype is torch.bfloat16:
         tensors["v"].mul_(0.125)
     return tensors
+
+
+def random_sinks(
+    kernel: TestedKernel, heads: int, dtype: torch.dtype, spread: float = 1.0, *, seed: int = 0
+) -> torch.Tensor:
+    """A seeded normal logit of each head, `spread` apart."""
+    values = torch.randn(heads, generator=torch.Generator().manual_seed(seed)) * spread
+    return values.to(kernel.device, dtype)
 
 
 def run_case(
@@ -256,8 +274,8 @@ def make_case_params(
         head_dim=case.q.shape[3],
         head_dim_v=case.v.shape[3],
         is_causal=int(case.causal is not None),
-        causal_offset=case.seqlen_k - case.seqlen_q if case.causal is Causal.BOTTOM_RIGHT else 0,
-        causal_bottom_right=int(case.has_lengths and case.causal is Causal.BOTTOM_RIGHT),
+        causal_offset=case.seqlen_k - case.seqlen_q if case.is_bottom_right else 0,
+        causal_bottom_right=int(case.has_lengths and case.is_bottom_right),
         softmax_scale=case.softmax_scale,
         q=case.q.data_ptr(),
         k=case.k.data_ptr(),
@@ -282,6 +300,10 @@ def make_case_params(
         params.mask = mask.data_ptr()
         params.mask_stride = mask.stride()
         params.mask_type = _MASK_CODES[mask.dtype]
+    if case.window is not None:
+        params.has_window, params.window_left, params.window_right = 1, *case.window
+    if case.sinks is not None:
+        params.sinks, params.sinks_type = case.sinks.data_ptr(), _MASK_CODES[case.sinks.dtype]
     if case.philox_on_device:
         signed = tuple(value - 2**64 if value >= 2**63 else value for value in case.philox)
         params.philox_state = on_device(signed, torch.int64)

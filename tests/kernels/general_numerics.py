@@ -53,6 +53,9 @@ def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
         rows = slice(sequence_q.first_row, sequence_q.first_row + sequence_q.num_rows)
         out[sequence_q.index, :, rows] = 0
         lse[sequence_q.index, :, rows] = -math.inf
+        attending = slice(sequence_q.first_row, sequence_q.first_row + sequence_q.length)
+        if case.sinks is not None:
+            lse[sequence_q.index, :, attending] = case.sinks[:, None].to(dtype)
         if sequence_q.length == 0 or sequence_k.length == 0:
             continue
         q = _rows(case.q, sequence_q).to(dtype).contiguous()  # cuBLAS refuses strides beyond 2^31
@@ -62,6 +65,13 @@ def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
         scores = (q @ k.transpose(-1, -2)) * case.softmax_scale
         size = (sequence_q.length, sequence_k.length)
         seen = visible(*size, case.causal, device).expand(scores.shape)
+        if case.window is not None:
+            offset = size[1] - size[0] if case.is_bottom_right else 0
+            left, right = case.window
+            if left >= 0:
+                seen = seen & torch.ones_like(seen).triu(offset - left)
+            if right >= 0:
+                seen = seen & torch.ones_like(seen).tril(offset + right)
         if case.mask is not None:
             mask = case.full_mask[b, :, : size[0], : size[1]]
             if mask.dtype is torch.bool:
@@ -71,13 +81,15 @@ def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
                 scores = scores + mask.to(dtype)
         limit = min(LARGEST_SCORE, torch.finfo(dtype).max)
         scores = scores.clamp(-limit, limit).masked_fill(~seen, -math.inf)
-        p = scores.softmax(-1).masked_fill(~seen, 0)
+        if case.sinks is not None:  # one more column, which is dropped again
+            column = case.sinks[:, None, None].to(dtype).expand(*scores.shape[:2], 1)
+            scores = torch.cat([scores, column], -1)
+        p = scores.softmax(-1)[..., : size[1]].masked_fill(~seen, 0)
         if kept is not None:
             p = p.masked_fill(~kept[b, :, : size[0], : size[1]], 0) * (1 / (1 - case.p_dropout))
-        rows = slice(sequence_q.first_row, sequence_q.first_row + sequence_q.length)
-        out[sequence_q.index, :, rows] = p @ v
-        weight[sequence_q.index, :, rows] = p @ v.abs()
-        lse[sequence_q.index, :, rows] = scores.logsumexp(-1)
+        out[sequence_q.index, :, attending] = p @ v
+        weight[sequence_q.index, :, attending] = p @ v.abs()
+        lse[sequence_q.index, :, attending] = scores.logsumexp(-1)
         bound = (q.abs() @ k.abs().transpose(-1, -2)).masked_fill(~seen, 0).max().item()
         largest = max(largest, bound * abs(case.softmax_scale))
     return Expected(out, lse, weight, largest)

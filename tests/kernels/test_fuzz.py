@@ -21,7 +21,7 @@ from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
-from tests.kernels.general import Case, Lengths, random_qkv
+from tests.kernels.general import Case, Lengths, random_qkv, random_sinks
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import LAYOUTS, MASK_SHAPES, mask_dtypes, random_mask
@@ -62,6 +62,8 @@ class Recipe:
     p_dropout: float
     philox: PhiloxState
     philox_on_device: bool
+    window: tuple[int, int] | None
+    sinks: tuple[torch.dtype, float] | None  # and how far they lie from each other
     with_lse: bool
     seed: int  # of the values, and of the host's schedule
 
@@ -106,7 +108,14 @@ class Recipe:
             p_dropout=self.p_dropout,
             philox=self.philox,
             philox_on_device=self.philox_on_device,
+            window=self.window,
+            sinks=None if self.sinks is None else random_sinks(kernel, heads, *self.sinks, seed=self.seed),
         )
+
+
+def limits(size: int) -> st.SearchStrategy[int]:
+    """Of a window: none, a few keys, about as many as there are, any number."""
+    return st.integers(-1, 20) | st.integers(0, size + 3) | st.integers(-1, 2**31 - 1)
 
 
 @st.composite
@@ -163,6 +172,14 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
         p_dropout=draw(p_dropout) if kernel.has_dropout else 0.0,
         philox=PhiloxState(draw(words), draw(words)) if kernel.has_dropout else PhiloxState(0, 0),
         philox_on_device=draw(st.booleans()) if kernel.has_dropout else False,
+        window=draw(st.none() | st.tuples(limits(max(keys)), limits(max(rows)))),
+        sinks=draw(
+            st.none()
+            | st.tuples(
+                st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+                st.sampled_from([0.0, 1.0, 30.0]),
+            )
+        ),
         with_lse=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )

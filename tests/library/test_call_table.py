@@ -23,7 +23,7 @@ class Table:
     """A CallTable of one known call, `make_out` as given, that launches nothing."""
 
     UNDRAWN = PhiloxState(0, 0)
-    OPTIONS = ("family", None, 0.5, True, None, False, 0.25, "bhsd")
+    OPTIONS = ("family", None, 0.5, True, None, False, 0.25, "bhsd", (3, 1))
 
     def __init__(
         self, module: ModuleType, make_out: Callable[..., Any] = torch.empty_like, draw: Any = None
@@ -31,14 +31,14 @@ class Table:
         self.recorder = Recorder()
         self.table = module.CallTable()
         self.tensors = qkv("cpu")
-        self.spans = (2 * 2 * 9 * 64,) * 4 + (16,) * 5
+        self.spans = (2 * 2 * 9 * 64,) * 4 + (16,) * 6
         self.options: tuple[Any, ...] = self.OPTIONS
         self.draw = draw
         self._made = self.recorder.launcher(module)
         self.add(self.tensors, make_out=make_out)
 
     def add(self, tensors: list[torch.Tensor], out: Any = None, *extras: Any, make_out: Any = None) -> bool:
-        arguments = (*self.options, *tensors, out, *extras, *(None,) * (7 - len(extras)))
+        arguments = (*self.options, *tensors, out, *extras, *(None,) * (8 - len(extras)))
         return self.table.add(self._made, arguments, make_out, None, self.draw, self.UNDRAWN, self.spans)
 
     def call(
@@ -66,6 +66,7 @@ def test_options_are_told_apart(module: ModuleType) -> None:
         False,
         float("0.25"),
         "".join(("bh", "sd")),
+        (int("3"), 1),
     )
     assert table.call(equal) is not None  # other objects
     for place, others in enumerate(
@@ -78,6 +79,7 @@ def test_options_are_told_apart(module: ModuleType) -> None:
             (True, 0),
             (0.5, None, 0),
             ("bshd", None),
+            ((3, 2), (1, 3), (3,), None, [3, 1], 3),
         )
     ):
         for other in others:
@@ -86,11 +88,11 @@ def test_options_are_told_apart(module: ModuleType) -> None:
             assert table.call(tuple(options)) is None
     assert len(table.recorder.seen) == 2
     whole = Table(module)
-    whole.options = ("family", None, 1, True, None, False, 0.25, "bhsd")
+    whole.options = ("family", None, 1, True, None, False, 0.25, "bhsd", None)
     whole.add(whole.tensors, make_out=torch.empty_like)
     assert whole.call(whole.options) is not None
     for value in (1.0, True):
-        assert whole.call(("family", None, value, True, None, False, 0.25, "bhsd")) is None
+        assert whole.call(("family", None, value, True, None, False, 0.25, "bhsd", None)) is None
 
 
 def test_tensors_are_told_apart(module: ModuleType) -> None:
@@ -144,18 +146,19 @@ def test_extras_are_told_apart_and_have_words_of_their_own(module: ModuleType) -
     table = Table(module)
     mask, others = torch.zeros(9, dtype=torch.bool), [torch.zeros(2, dtype=torch.int32) for _ in range(4)]
     bounds = (1000, 2000)
-    given = (mask, *others, *bounds)
-    names = ("mask", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")
-    for count in (1, 3, 5, 7):
+    sinks = torch.zeros(2, dtype=torch.float16)
+    given = (mask, *others, sinks, *bounds)
+    names = ("mask", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "sinks")
+    for count in (1, 3, 5, 6, 8):
         assert table.call(extras=given[:count]) is None
         assert table.add(table.tensors, None, *given[:count], make_out=torch.empty_like)
-        assert table.call(extras=(*given[:5], int("1000"), int("2000"))[:count]) is not None
+        assert table.call(extras=(*given[:6], int("1000"), int("2000"))[:count]) is not None
         sent = table.recorder.seen[-1][1]
         addresses = [t.data_ptr() for t in given[:count] if isinstance(t, torch.Tensor)]
-        assert [getattr(sent, name) or 0 for name in names] == addresses + [0] * (5 - len(addresses))
+        assert [getattr(sent, name) or 0 for name in names] == addresses + [0] * (6 - len(addresses))
         assert (sent.philox_seed, sent.philox_offset, sent.philox_state) == (0, 0, None)
     seen = len(table.recorder.seen)
-    for place, other in enumerate((mask[:8], *(other[:1] for other in others), 1001, 2001.0)):
+    for place, other in enumerate((mask[:8], *(other[:1] for other in others), sinks[:1], 1001, 2001.0)):
         changed = (*given[:place], other, *given[place + 1 :])
         assert table.call(extras=changed) is None
         assert table.call(extras=(*given[:place], None, *given[place + 1 :])) is None
@@ -163,9 +166,10 @@ def test_extras_are_told_apart_and_have_words_of_their_own(module: ModuleType) -
     assert table.add(table.tensors, None, bias, make_out=torch.empty_like)
     assert table.call(extras=(bias,)) is not None
     assert table.call(extras=(bias.clone().requires_grad_(),)) is None
+    assert table.call(extras=(*given[:5], sinks.clone().requires_grad_(), *bounds)) is None
     assert len(table.recorder.seen) == seen + 1
-    for count in (11, 20):
-        with pytest.raises(TypeError, match=f"call takes 12 to 19 arguments; {count} were given"):
+    for count in (12, 22):
+        with pytest.raises(TypeError, match=f"call takes 13 to 21 arguments; {count} were given"):
             table.table.call(*range(count))
 
 
@@ -215,12 +219,12 @@ def test_a_known_signature_is_not_added_twice(module: ModuleType) -> None:
 
 def test_what_add_is_given_has_to_be_whole(module: ModuleType) -> None:
     table = Table(module)
-    made, arguments = table.recorder.launcher(module), (*Table.OPTIONS, *qkv("cpu"), *[None] * 8)
+    made, arguments = table.recorder.launcher(module), (*Table.OPTIONS, *qkv("cpu"), *[None] * 9)
     rest = (torch.empty_like, None, None, Table.UNDRAWN)
     for given, spans in (
         (arguments[:-1], table.spans),
         (arguments, table.spans[:-1]),
-        (arguments, ("text",) * 9),
+        (arguments, ("text",) * 10),
     ):
         table.options = ("another", *Table.OPTIONS[1:])
         with pytest.raises((IndexError, TypeError)):

@@ -37,6 +37,10 @@ def params_of(problem: Problem, *, packed: bool = False, num_splits: int = 0) ->
         mask=ADDRESS if problem.mask else 0, mask_type=mask_code(problem.mask),
         p_dropout=0.5 if problem.has_dropout else 0, num_splits=num_splits,
     )  # fmt: skip
+    if problem.window is not None:
+        params.has_window, params.window_left, params.window_right = 1, *problem.window
+    if problem.has_sinks:
+        params.sinks, params.sinks_type = ADDRESS, mask_code(MaskType.F32)
     if problem.has_lengths and packed:
         params.cu_seqlens_q = params.cu_seqlens_k = ADDRESS
         params.total_q = params.total_k = 18
@@ -61,12 +65,19 @@ def test_every_row_is_for_one_op_and_says_what_it_takes(host: Library) -> None:
 @pytest.mark.parametrize("mask", [None, *MaskType], ids=str)
 def test_both_sides_refuse_the_same(causal: Causal | None, mask: MaskType | None, host: Library) -> None:
     refused = 0
-    for row, lengths, packed, dropout, head_dim_v, head_dim in itertools.product(
-        host_rows(), (False, True), (False, True), (False, True), (64, 56), (64, 40)
+    for row, lengths, packed, dropout, head_dim_v, head_dim, window, sinks in itertools.product(
+        host_rows(),
+        (False, True),
+        (False, True),
+        (False, True),
+        (64, 56),
+        (64, 40),
+        (None, (3, 1)),
+        (False, True),
     ):
         problem = replace(
             PLAIN, causal=causal, mask=mask, has_lengths=lengths, has_dropout=dropout,
-            head_dim=head_dim, head_dim_v=head_dim_v,
+            head_dim=head_dim, head_dim_v=head_dim_v, window=window, has_sinks=sinks,
         )  # fmt: skip
         num_splits = int(Takes.SPLITS in row.takes)
         reason = host.refusal(row.index, params_of(problem, packed=packed, num_splits=num_splits))
@@ -101,6 +112,8 @@ def test_a_bit_that_is_lacked_is_named(bit: Takes, host: Library) -> None:
             "head_dim is 64 and head_dim_v 56; this kernel takes 64 for both",
         ),
         Takes.SPLITS: (PLAIN, "num_splits is 1; this kernel takes 0"),
+        Takes.WINDOW: (replace(PLAIN, window=(3, 1)), r"window is \(3, [01]\); this kernel takes none"),
+        Takes.SINKS: (replace(PLAIN, has_sinks=True), "sinks is given; this kernel takes none"),
     }
     problem, message = asked[bit]
     if bit is not Takes.FULL and bit is not Takes.CAUSAL and Takes.FULL not in lacking.takes:

@@ -77,7 +77,7 @@ def test_nothing_of_the_struct_is_kept(call: Call) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"struct_size": 128}, r"addresses.struct_size is 128; this library was built with 136"),
+        ({"struct_size": 128}, r"addresses.struct_size is 128; this library was built with 144"),
         ({"q": None}, "q is null"),
         ({"k": None}, "k is null"),
         ({"v": None}, "v is null"),
@@ -86,10 +86,11 @@ def test_nothing_of_the_struct_is_kept(call: Call) -> None:
         ({"k": 24}, "k: address 0x18 must be a multiple of 16"),
         ({"v": 4}, "v: address 0x4 must be a multiple of 16"),
         ({"out": 2}, "out: address 0x2 must be a multiple of 16"),
-        ({"softmax_lse": 64}, "softmax_lse, mask, seqlens and cu_seqlens must be null exactly where"),
+        ({"softmax_lse": 64}, "softmax_lse, mask, sinks, seqlens and cu_seqlens must be null exactly where"),
         ({"softmax_lse": 66}, "softmax_lse is 0x42; it must be a multiple of 4"),
         ({"philox_state": 4}, "philox_state is 0x4; it must be a multiple of 8"),
         ({"mask": 64}, "mask is 0x40 and mask_type 0"),
+        ({"sinks": 64}, "sinks is 0x40 and sinks_type 0"),
         ({"seqlens_q": 64}, "seqlens_q is given; this kernel takes no lengths"),
         ({"seqlens_k": 64}, "seqlens_k is given; this kernel takes no lengths"),
         ({"cu_seqlens_q": 64}, "cu_seqlens_q is given; this kernel takes no packed sequences"),

@@ -58,9 +58,12 @@ def test_every_field_says_what_was_asked(device: str) -> None:
         mask=MaskType.F32,
         has_dropout=True,
         has_lengths=True,
+        window=(4, 0),
+        has_sinks=True,
         **SIZES,
     )
-    extras = Extras(mask, 0.25, PhiloxState(2**64 - 1, 2**63), *lengths)
+    sinks = torch.empty(6, dtype=torch.bfloat16, device=device)
+    extras = Extras(mask, 0.25, PhiloxState(2**64 - 1, 2**63), *lengths, sinks=sinks)
     assert fields(make_params(problem, 0.5, q, k, v, out, lse, extras)) == SIZES | {
         "struct_size": len(bytes(Params())),
         "dtype": dtype_code(DType.BF16),
@@ -95,6 +98,11 @@ def test_every_field_says_what_was_asked(device: str) -> None:
         "total_k": 0,
         "causal_bottom_right": 1,
         "num_splits": 0,
+        "has_window": 1,
+        "window_left": 4,
+        "window_right": 0,
+        "sinks_type": mask_code(MaskType.BF16),
+        "sinks": sinks.data_ptr(),
     }
 
 
@@ -120,5 +128,27 @@ def test_packed_sequences_are_one_batch_with_totals(device: str) -> None:
         "cu_seqlens_k": starts[1].data_ptr(),
         "total_q": 5,
         "total_k": 7,
+        "has_window": 0,
+        "window_left": -1,
+        "window_right": -1,
+        "sinks_type": 0,
+        "sinks": 0,
     }
     assert found | expected == found
+
+
+def test_a_window_without_a_causal_mask_counts_from_the_last_key(device: str) -> None:
+    q, k, v, out = tensors(device)
+    problem = Problem(dtype=DType.BF16, window=(3, 1), **SIZES)
+    found = fields(make_params(problem, 1.0, q, k, v, out, None))
+    expected = {
+        "is_causal": 0,
+        "causal_offset": 2,
+        "causal_bottom_right": 0,
+        "has_window": 1,
+        "window_left": 3,
+        "window_right": 1,
+    }
+    assert found | expected == found
+    problem = Problem(dtype=DType.BF16, window=(3, 1), has_lengths=True, **SIZES)
+    assert make_params(problem, 1.0, q, k, v, out, None).causal_bottom_right == 1

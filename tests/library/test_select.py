@@ -9,7 +9,6 @@ import pytest
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.select import mismatches
-from sdpa_cutlass.choice.visible_keys import visible_scores
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Takes
@@ -118,10 +117,10 @@ def test_causal_costs_about_half() -> None:
 
 @pytest.mark.parametrize("causal", [None, *Causal])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 9), (9, 5), (7, 7), (1, 20), (20, 1)])
-def testvisible_scores(causal: Causal | None, rows: int, keys: int) -> None:
+def test_visible_scores(causal: Causal | None, rows: int, keys: int) -> None:
     task = problem(1, rows, keys, causal)
     seen = [(i, j) for i in range(rows) for j in range(keys) if causal is None or j <= i + task.causal_offset]
-    assert visible_scores(task) == len(seen)
+    assert task.visible_scores == len(seen)
 
 
 def test_mismatches_name_what_differs() -> None:

@@ -9,6 +9,7 @@ from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_split import SPLITS
+from tests.mutation.defects_window import WINDOWS
 from tests.mutation.model import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *HOPPER, *ENGINE)
+MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *WINDOWS, *HOPPER, *ENGINE)

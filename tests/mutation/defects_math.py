@@ -92,8 +92,8 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="mask_tail_block_counts_as_full",
         header=_KEY_RANGE,
-        old="seen_by_first / Traits::kBlockN};",
-        new="(seen_by_first + Traits::kBlockN - 1) / Traits::kBlockN};",
+        old="seen_by_first / Traits::kBlockN,\n",
+        new="(seen_by_first + Traits::kBlockN - 1) / Traits::kBlockN,\n",
         defect="the last, partial block runs without a mask",
         kernels=Kernels.STAGES,
         by=Check.NUMERICS,
@@ -101,8 +101,8 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="mask_bottom_right_off_by_one",
         header="attention/sequence.cuh",
-        old="s.causal_offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q : params.causal_offset;",
-        new="s.causal_offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q - 1 : params.causal_offset;",
+        old="const int offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q : params.causal_offset;",
+        new="const int offset = params.is_bottom_right ? s.seqlen_k - s.seqlen_q - 1 : params.causal_offset;",
         defect="bottom_right: the diagonal is one key too early",
         kernels=Kernels.GENERAL,
         by=Check.NUMERICS,
@@ -119,8 +119,8 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="mask_adds_instead_of_selecting",
         header=_MASK,
-        old="if (get<1>(coords(i, j)) >= num_seen) scores(i, j) = -INFINITY;",
-        new="if (get<1>(coords(i, j)) >= num_seen) scores(i, j) += -INFINITY;",
+        old="if (col >= num_seen || (kMayHaveWindow<Traits> && col < num_before)) scores(i, j) = -INFINITY;",
+        new="if (col >= num_seen || (kMayHaveWindow<Traits> && col < num_before)) scores(i, j) += -INFINITY;",
         defect="a NaN in a key that nobody sees survives the mask",
         kernels=Kernels.RING,
         by=Check.IDENTITIES,

@@ -36,8 +36,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="first_block_is_not_predicated",
         header=_MAINLOOP,
-        old="if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);",
-        new="if (n_block >= 0) load_v(false_type{}, n_block, kFirstSlotV);",
+        old="if (n_block >= n_block_min) load_v(true_type{}, n_block, kFirstSlotV);",
+        new="if (n_block >= n_block_min) load_v(false_type{}, n_block, kFirstSlotV);",
         defect="rows of V beyond the end are loaded instead of zeros",
         kernels=Kernels.RING,
         by=Check.NUMERICS,
@@ -45,8 +45,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="loads_the_block_before_the_first",
         header=_MAINLOOP,
-        old="        if (ahead >= 0) {\n          load_k(false_type{}, ahead, free_slot);",
-        new="        if (ahead >= -1) {\n          load_k(false_type{}, ahead, free_slot);",
+        old="        if (ahead >= n_block_min) {\n          load_k(false_type{}, ahead, free_slot);",
+        new="        if (ahead >= n_block_min - 1) {\n          load_k(false_type{}, ahead, free_slot);",
         defect="rows in front of K and V are read, and never used",
         kernels=Kernels.GENERAL,
         by=Check.GUARD_PAGES,

@@ -163,8 +163,8 @@ PIPELINE: tuple[Mutant, ...] = (
     Mutant(
         name="order_of_arrival_decides",
         header=_EPILOGUE,
-        old="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);",
-        new="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params) *\n"
+        old="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * scale;",
+        new="inverse = SoftmaxState::inverse(softmax.row_sum[i]) * scale *\n"
         "          (1.f + 3e-5f * static_cast<float>([] {\n"
         "             static int arrivals = 0;\n"
         "             return __atomic_fetch_add(&arrivals, 1, 0);\n"
@@ -232,8 +232,8 @@ PIPELINE: tuple[Mutant, ...] = (
     Mutant(
         name="no_fence_of_the_first_k",
         header=_MAINLOOP,
-        old="      if (n_block >= 0) load_k(true_type{}, n_block, 0);\n      Arch::cp_async_fence();\n",
-        new="      if (n_block >= 0) load_k(true_type{}, n_block, 0);\n",
+        old="load_k(true_type{}, n_block, 0);\n      Arch::cp_async_fence();\n",
+        new="load_k(true_type{}, n_block, 0);\n",
         defect="one stage: the first K and V are one group, so the wait counts are off by one",
         kernels=Kernels.RING,
         by=Check.RACES,

@@ -40,6 +40,8 @@ _GENERAL = (
     "test_masks.py",
     "test_large_scores.py",
     "test_lengths.py",
+    "test_window.py",
+    "test_sinks.py",
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
@@ -53,6 +55,8 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_operand_strides.py",
         "test_large_scores.py",
         "test_lengths.py",
+        "test_window.py",
+        "test_sinks.py",
         "test_general.py",
         "test_guard_pages.py",
         "test_bank_conflicts.py",

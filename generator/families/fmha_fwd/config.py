@@ -77,7 +77,7 @@ class FmhaFwd(Kernel):
 
     tile: Annotated[FmhaTile, "_"]
     causal: Annotated[bool, "_causal"] = False  # known when compiled
-    general: Annotated[bool, "_general"] = False  # causal, masks, lengths, head_dims at run time
+    general: Annotated[bool, "_general"] = False  # causal, window, masks, lengths, head_dims at run time
     dropout: Annotated[bool, "_dropout"] = False
     split: Annotated[bool, "_split"] = False  # no masks; CTAs share keys, tiles the heads of a key head
     unbiased: Annotated[bool, "_unbiased"] = False  # no biases, for tiles that leave no registers for them
@@ -89,6 +89,7 @@ class FmhaFwd(Kernel):
         if not self.general:
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
+        takes |= Takes.WINDOW | Takes.SINKS
         if self.split:
             return takes | Takes.SPLITS
         takes |= Takes.BOOL

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import MaskType, Problem
-from ..visible_keys import CausalRows, visible_scores
+from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
 from .model import (
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
@@ -91,16 +91,17 @@ class FmhaFwd(Model):
             merge_bytes = 8 * kernel.block_m * merge_floats
             merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
         masking = 0.0
-        if problem.is_causal:
+        if problem.is_causal or problem.window is not None:
             masked_scores = ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
             # Of the schedulers: one group meets the diagonal.
             share = min(kernel.warps / kernel.kv_groups / 4, 1)
             masking = masked_scores * _CAUSAL_ALU_PER_SCORE / (_ALU_PER_CLOCK * share)
+            if problem.window is not None:
+                masking *= 2  # at both ends
         head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
         q_bytes = 2 * kernel.block_m * kernel.head_dim
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         work = _work(kernel, problem, device)
-        self._is_causal = problem.is_causal
         self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
@@ -117,22 +118,22 @@ class FmhaFwd(Model):
         rows, block_m = problem.seqlen_q * heads, kernel.block_m
         ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
         keys_a_round = kernel.block_n * kernel.kv_groups
-        causal_rows = CausalRows(problem, block_m, heads) if self._is_causal else None
+        limited_rows = rows_of_tiles(problem, block_m, heads)
         num_splits, meeting = 0, 0.0
         if kernel.is_split:
             block_n = kernel.block_n
-            blocks = causal_rows.rounds(0, block_n) if causal_rows else -(-problem.seqlen_k // block_n)
+            blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
             num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
             ctas *= num_splits
             keys_a_round *= num_splits
         share = -(-ctas // sms)  # of the busiest SM
         resident = min(self._resident, share)
-        if causal_rows is None:
+        if limited_rows is None:
             mean_rounds: float = -(-problem.seqlen_k // keys_a_round)
             longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
         else:
-            mean_rounds = causal_rows.all_rounds(keys_a_round) / causal_rows.count
-            longest = self._longest(causal_rows, keys_a_round, ctas, share)
+            mean_rounds = limited_rows.all_rounds(keys_a_round) / limited_rows.count
+            longest = self._longest(limited_rows, keys_a_round, ctas, share)
 
         full, rest = divmod(share, resident)
         ends = self._ends
@@ -154,25 +155,27 @@ class FmhaFwd(Model):
         heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
         m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
-        if self._is_causal:
-            causal_rows = CausalRows(problem, kernel.block_m, heads)
-            blocks = causal_rows.all_rounds(kernel.block_n) / causal_rows.count
+        limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
+        if limited_rows is not None:
+            blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
         computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
         tiles = m_blocks * problem.batch * problem.num_heads_q // heads
-        return tiles * max(num_splits, 1), visible_scores(problem) / max(computed, 1)
+        return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
 
-    def _longest(self, causal_rows: CausalRows, keys_a_round: int, ctas: int, share: int) -> float:
+    def _longest(
+        self, limited_rows: CausalRows | WindowRows, keys_a_round: int, ctas: int, share: int
+    ) -> float:
         """Cycles of the longest CTA's rounds. It shares its SM with shorter ones as long as they last.
 
         When all CTAs start at once, an SM has every `sms`-th of them; in grids of several waves the longest
         one counts as if it were alone.
         """
         if share > self._resident:
-            return causal_rows.rounds(0, keys_a_round) * self._round[1]
-        sms, count = self.device.sms, causal_rows.count
-        left, cycles = causal_rows.rounds(0, keys_a_round), 0.0
+            return limited_rows.rounds(0, keys_a_round) * self._round[1]
+        sms, count = self.device.sms, limited_rows.count
+        left, cycles = limited_rows.rounds(0, keys_a_round), 0.0
         for i in range(1, share):  # left: rounds of the one that ends i-th last
-            ended = causal_rows.rounds(i * sms * count // ctas, keys_a_round)
+            ended = limited_rows.rounds(i * sms * count // ctas, keys_a_round)
             cycles += (left - ended) * self._round[i]
             left = ended
         return cycles + left * self._round[share]

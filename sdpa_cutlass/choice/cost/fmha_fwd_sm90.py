@@ -14,7 +14,7 @@ from __future__ import annotations
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import Problem
-from ..visible_keys import CausalRows, visible_scores
+from ..visible_keys import CausalRows
 from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
@@ -68,4 +68,4 @@ class FmhaFwdSm90(Model):
             rows = CausalRows(problem, kernel.block_m, 1)
             blocks = rows.all_rounds(kernel.block_n) / rows.count
         computed = blocks * m_blocks * kernel.block_m * kernel.block_n
-        return m_blocks * heads, visible_scores(problem) / max(computed, 1)
+        return m_blocks * heads, problem.visible_scores / max(computed, 1)

@@ -1,6 +1,6 @@
 /* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: thirteen functions and five plain structs.
  *
- *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask)) V
+ *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask, sinks)) V
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
  *
  * Every kernel of the library is a row of one registry, whatever its family; a row is named by its index, found by
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 7
+#define SDPA_ABI_VERSION 8
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -65,7 +65,8 @@ typedef struct sdpa_params {
   int32_t head_dim;      /* of q and k */
   int32_t head_dim_v;    /* of v and out */
   int32_t is_causal;     /* 0 or 1 */
-  int32_t causal_offset; /* key column j is seen by row i when j <= i + causal_offset; top_left 0, bottom_right Sk-Sq */
+  int32_t causal_offset; /* key column j is seen by row i when j <= i + causal_offset; top_left 0, bottom_right Sk-Sq.
+                          * A window counts from it too; it means nothing with neither. */
   float softmax_scale;
   const void *q;
   const void *k;
@@ -102,8 +103,19 @@ typedef struct sdpa_params {
   const int32_t *cu_seqlens_k;
   int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
   int32_t total_k;
-  int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal */
+  int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal or
+                                * has_window */
   int32_t num_splits;          /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
+
+  /* 1: row i sees the keys i + causal_offset - window_left to i + causal_offset + window_right, both included; -1 is no
+   * limit, and is_causal sets window_right to 0. With has_window 0, both mean nothing. */
+  int32_t has_window;
+  int32_t window_left;
+  int32_t window_right;
+  /* One logit of each query head that joins the denominator of its rows and no sum, in natural units: softmax_lse is
+   * log(sum exp S + exp sink). [num_heads_q], neighbours; or null. */
+  int32_t sinks_type; /* sdpa_mask_type of an element: F16, BF16 or F32; NONE without sinks */
+  const void *sinks;
 } sdpa_params;
 
 /* What may differ between the launches of a plan: the fields of sdpa_params with these names. */
@@ -126,6 +138,7 @@ typedef struct sdpa_addresses {
   const int32_t *seqlens_k;
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
+  const void *sinks;
 } sdpa_addresses;
 
 /* A kernel, a problem and a device that fit each other. */
@@ -153,7 +166,9 @@ typedef enum sdpa_takes {
   SDPA_TAKES_UNDROPPED = 1 << 7,
   SDPA_TAKES_DROPOUT = 1 << 8,
   SDPA_TAKES_SMALLER_HEAD_DIM = 1 << 9, /* than the kernel's, and another one for the values */
-  SDPA_TAKES_SPLITS = 1 << 10           /* several CTAs share the keys of a tile: num_splits */
+  SDPA_TAKES_SPLITS = 1 << 10,          /* several CTAs share the keys of a tile: num_splits */
+  SDPA_TAKES_WINDOW = 1 << 11,          /* a first and a last key for each row */
+  SDPA_TAKES_SINKS = 1 << 12            /* a logit for each head in the denominator */
 } sdpa_takes;
 
 /* One of a family's own choices, for choosing among its kernels and for printing. */
@@ -210,8 +225,8 @@ SDPA_API int sdpa_workspace_bytes(int index, const sdpa_params *params, uint64_t
 SDPA_API int sdpa_launch(int index, const sdpa_params *params, int device, void *stream);
 
 /* Checks can_implement, once for all launches of the plan, and loads the kernel as sdpa_prepare does. What `params`
- * gives beyond its addresses holds for every launch, and so does which of softmax_lse, mask and the four arrays of
- * lengths are null. Nothing is kept of `params` itself. `workspace_bytes`: what sdpa_workspace_bytes says. */
+ * gives beyond its addresses holds for every launch, and so does which of softmax_lse, mask, sinks and the four arrays
+ * of lengths are null. Nothing is kept of `params` itself. `workspace_bytes`: what sdpa_workspace_bytes says. */
 SDPA_API int sdpa_plan_make(int index, const sdpa_params *params, int device, sdpa_plan **plan,
                             uint64_t *workspace_bytes);
 

@@ -216,6 +216,8 @@ def test_the_bits_of_what_kernels_take_only_grow() -> None:
         "DROPOUT": 256,
         "SMALLER_HEAD_DIM": 512,
         "SPLITS": 1024,
+        "WINDOW": 2048,
+        "SINKS": 4096,
     }
     assert max(bit.value for bit in Takes) < 2**64
 

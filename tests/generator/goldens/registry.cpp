@@ -16,7 +16,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 4;
 
-extern const char *const kGeneratorDigest = "eea9d431f7648c51ae5d3fb21e4f90ce9d95121725b7dd721ffdad9f8408217e";
+extern const char *const kGeneratorDigest = "85eafd14910590d4583979dca71bf848967ba4a373eefbba2047459d833f688b";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -1,10 +1,11 @@
-// One CTA's share of its tile's keys, where num_splits CTAs share them: split s takes the s-th run of neighbouring key
-// blocks, all equally many but for the last. How many splits have any follows from the tile's keys, so every CTA of the
-// tile computes the same number. How their results meet is the kernel's business.
+// One CTA's share of its tile's keys, where num_splits CTAs share them: split s takes the s-th run of neighbouring ones
+// of the key blocks that the tile sees, all equally many but for the last. How many splits have any follows from the
+// tile's keys, so every CTA of the tile computes the same number. How their results meet is the kernel's business.
 #pragma once
 
 #include <cute/tensor.hpp>
 
+#include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/sequence.cuh"
 
 namespace sdpa {
@@ -15,12 +16,13 @@ struct KeySplit {
   int num_blocks;
   int num_active;  // splits that have any keys: [0, num_active)
 
-  SDPA_DEVICE static KeySplit make(int index, int num_splits, int num_blocks) {
+  SDPA_DEVICE static KeySplit make(int index, int num_splits, const KeyRange &keys) {
+    const int num_blocks = keys.n_block_max - keys.n_block_min;
     const int share = (num_blocks + num_splits - 1) / num_splits;
     KeySplit s;
     s.index = index;
-    s.first_block = index * share;
-    s.num_blocks = cute::min(share, num_blocks - s.first_block);
+    s.first_block = keys.n_block_min + index * share;
+    s.num_blocks = cute::min(share, keys.n_block_max - s.first_block);
     s.num_active = share == 0 ? 0 : (num_blocks + share - 1) / share;
     return s;
   }
@@ -31,6 +33,7 @@ struct KeySplit {
     const int first_key = first_block * Traits::kBlockN;
     sequence.first_row_k += first_key;
     sequence.causal_offset -= first_key;
+    sequence.window_offset -= first_key;
     sequence.seqlen_k = cute::min(sequence.seqlen_k - first_key, num_blocks * Traits::kBlockN);
     return sequence;
   }

@@ -76,12 +76,21 @@ struct DropoutRef {
   float keep_scale;  // 1 / p_keep
 };
 
+// One logit a query head that joins the denominator and no sum: elements of 16 or 32 bits, or null.
+struct SinksRef {
+  const void *data;  // [num_heads_q]
+  MaskType type;     // an element's
+};
+
 struct GeneralParams : Params {
   int32_t head_dim;    // of q and k, a multiple of 8, at most the kernel's
   int32_t head_dim_v;  // of v and out
   int32_t num_heads_q;
   int32_t is_causal;
-  int32_t is_bottom_right;  // causal_offset is each sequence's own seqlen_k - seqlen_q
+  int32_t is_bottom_right;  // the offset is each sequence's own seqlen_k - seqlen_q, and not causal_offset
+  int32_t window_left;      // row i sees key j when i + offset - window_left <= j <= i + offset + window_right;
+  int32_t window_right;     // -1: no limit. 0 when causal
+  SinksRef sinks;
   LengthsRef lengths_q;
   LengthsRef lengths_k;
   MaskRef mask;

@@ -1,5 +1,6 @@
 // How a finished tile leaves: O is normalised, rounded, staged in shared memory and stored 16 bytes a lane; softmax_lse
-// is one float a row. A row that saw no key, or lies beyond its sequence, becomes 0 and -inf.
+// is one float a row. A row that lies beyond its sequence becomes 0 and -inf; so does one that saw no key, or its
+// softmax_lse is the head's sink.
 //
 //   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
 //   merge_tile    several KV groups: group_merge.cuh makes one result of theirs; lanes of a quad swap pairs of columns
@@ -9,6 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
+#include "sdpa/attention/sinks.cuh"
 #include "sdpa/fmha_fwd/group_merge.cuh"
 
 namespace sdpa::fmha_fwd {
@@ -39,7 +41,8 @@ struct Epilogue {
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       const int row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
       if (Traits::kIsGeneral && row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;
-      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * keep_scale(params);
+      const float scale = with_sink(params, tile, sequence, row, softmax.row_max[i], softmax.row_sum[i]);
+      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
       if (params.softmax_lse && tid % 4 == 0 && row < sequence.num_rows)
@@ -92,8 +95,10 @@ struct Epilogue {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         float &row_sum = merged.row_sum[2 * m + r];
-        if (Traits::kIsGeneral && first_row + merged.row(2 * m + r) >= sequence.seqlen_q) row_sum = 0.f;
-        inverse[r] = SoftmaxState::inverse(row_sum) * keep_scale(params);
+        const int row = first_row + merged.row(2 * m + r);
+        if (Traits::kIsGeneral && row >= sequence.seqlen_q) row_sum = 0.f;
+        const float scale = with_sink(params, tile, sequence, row, merged.row_max[2 * m + r], row_sum);
+        inverse[r] = SoftmaxState::inverse(row_sum) * scale;
       }
       CUTE_UNROLL
       for (int u = m * Merge::kTiles; u < (m + 1) * Merge::kTiles; ++u) {
@@ -138,8 +143,26 @@ struct Epilogue {
       if (out_row >= sequence.num_rows) break;
       if (col < Traits::head_dim_v(params))
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) = make_uint4(0, 0, 0, 0);
-      if (params.softmax_lse && col == 0) *lse_at(params, tile, sequence, out_row) = -INFINITY;
+      if (params.softmax_lse && col == 0) {
+        float row_max = SoftmaxState::kNoKey, row_sum = 0.f;
+        with_sink(params, tile, sequence, out_row, row_max, row_sum);
+        *lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(row_max, row_sum);
+      }
     }
+  }
+
+  // row_max and row_sum of the tile's row `row` become those with its head's sink. Returns what its O has to be
+  // multiplied with, next to 1 / row_sum.
+  SDPA_DEVICE static float with_sink(const Params &params, const WorkTile &tile, const Sequence &sequence, int row,
+                                     float &row_max, float &row_sum) {
+    if constexpr (Traits::kIsGeneral) {
+      if (params.sinks.data != nullptr && row < sequence.seqlen_q) {
+        int bidh = tile.bidh;
+        if constexpr (Traits::kIsSplit) bidh += params.heads_per_kv.rem(row);
+        return add_sink<Arch>(sink_of(params.sinks, bidh), row_max, row_sum) * keep_scale(params);
+      }
+    }
+    return keep_scale(params);
   }
 
   SDPA_DEVICE static Element *out_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {

@@ -4,9 +4,9 @@
 //   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)             float32 [B, Hq, Sq]
 //
 // Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
-// run time, and also take a mask, a length per sequence and head dimensions below kHeadDim; there is a function for each
-// kind of mask, so that none has to keep registers for the others. A variant has dropout, and another splits the keys of
-// a tile over several CTAs instead of taking masks.
+// run time, and take a mask, a window, sinks, lengths and head dimensions below kHeadDim; there is a function for each
+// kind of mask, so that none has to keep registers for the others. A variant has dropout, and another splits the keys
+// of a tile over several CTAs instead of taking masks.
 //
 // Read next: mainloop.cuh (the loop over key blocks), softmax.cuh, key_range.cuh, mask.cuh, epilogue.cuh;
 // kernel_traits.cuh has the layouts, dense_mask.cuh, dropout.cuh and split.cuh what only general kernels do. The logits
@@ -77,7 +77,7 @@ struct Kernel {
       if (split_index == 0) Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
     }
-    const KeySplit split = KeySplit::make(split_index, params.num_splits, all_keys.n_block_max);
+    const KeySplit split = KeySplit::make(split_index, params.num_splits, all_keys);
     if (split.index >= split.num_active) return;
     const Sequence part = split.template of<Traits>(sequence);
 

@@ -116,6 +116,10 @@ typename Traits::Params to_params(const sdpa_params &p) {
     params.num_heads_q = p.num_heads_q;
     params.is_causal = p.is_causal;
     params.is_bottom_right = p.causal_bottom_right;
+    params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
+    params.window_left = p.has_window ? p.window_left : -1;
+    params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
+    params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
     params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
     params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
     if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
@@ -181,7 +185,8 @@ template <class Traits, class... Others>
 constexpr uint64_t takes() {
   uint64_t bits = Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
   if constexpr (!Traits::kIsGeneral) return bits | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
-  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM;
+  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM |
+          SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS;
   if (Traits::kIsSplit) bits |= SDPA_TAKES_SPLITS;
   for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
     if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;

@@ -2,8 +2,9 @@
 //
 //   for every key block:  S = Q Kᵀ,  mask,  P = streaming softmax (S),  O += P V
 //
-// Blocks are visited from the last to the first, so that the few which need a mask come first. With several KV groups,
-// group g takes every kKvGroups-th block. Two schedules of the same step:
+// Blocks are visited from the last to the first, so that the few which need a mask come first; under a window, others
+// that need one come last. With several KV groups, group g takes every kKvGroups-th block.
+// Two schedules of the same step:
 //   kStages == 1   a ring of kRingTiles buffers takes K(n), V(n), K(n-1), ... in turn; a buffer is refilled as soon as
 //                  everyone has read it, two barriers a block
 //   kStages >= 2   K(n) and V(n) travel together, kStages - 1 blocks ahead, one barrier a block
@@ -160,16 +161,17 @@ struct Mainloop {
       cute::copy(CopyAtom{}, tSsQ, tSrQ_view);
       Arch::syncthreads();  // Q is in registers everywhere: its room may take V
     }
+    const int n_block_min = kMayHaveWindow<Traits> ? keys.n_block_min : 0;
     int n_block = keys.n_block_max - 1 - group;
     if constexpr (kStages == 1) {
       if constexpr (Traits::kQByRing) {
         queue_q(params, tile, sequence, q_ptr, smem_q, tid);
         Arch::cp_async_fence();
       }
-      if (n_block >= 0) load_k(true_type{}, n_block, 0);
+      if (n_block >= n_block_min) load_k(true_type{}, n_block, 0);
       Arch::cp_async_fence();
       if constexpr (Traits::kQDirect) load_q_direct(params, tile, sequence, q_ptr, gQ, tSrQ, thr_mma);
-      if (n_block >= 0) load_v(true_type{}, n_block, kFirstSlotV);
+      if (n_block >= n_block_min) load_v(true_type{}, n_block, kFirstSlotV);
       Arch::cp_async_fence();
       if constexpr (Traits::kQByRing) {
         Arch::template cp_async_wait<2>();
@@ -178,14 +180,14 @@ struct Mainloop {
         sync_group(group);  // Q is in registers everywhere: its room may take K
       }
       if constexpr (kRing == 3) {
-        if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, 2);
+        if (n_block >= n_block_min + kKvGroups) load_k(false_type{}, n_block - kKvGroups, 2);
         Arch::cp_async_fence();
       }
     } else {
       CUTE_UNROLL
       for (int s = 0; s < kStages - 1; ++s) {
         const int ahead = n_block - s * kKvGroups;
-        if (ahead >= 0) {
+        if (ahead >= n_block_min) {
           load_k(true_type{}, ahead, s);
           load_v(true_type{}, ahead, s);
         }
@@ -230,7 +232,7 @@ struct Mainloop {
           if constexpr (kRing == 2) {
             load_v(false_type{}, n_block, slot_v);
           } else {
-            if (n_block >= kKvGroups) load_k(false_type{}, n_block - kKvGroups, before(slot_k));
+            if (n_block >= n_block_min + kKvGroups) load_k(false_type{}, n_block - kKvGroups, before(slot_k));
           }
           Arch::cp_async_fence();
         }
@@ -239,7 +241,7 @@ struct Mainloop {
         Arch::template cp_async_wait<kStages - 2>();
         sync_group(group);  // K(n) and V(n) are visible; free_slot was read by everyone
         const int ahead = n_block - (kStages - 1) * kKvGroups;
-        if (ahead >= 0) {
+        if (ahead >= n_block_min) {
           load_k(false_type{}, ahead, free_slot);
           load_v(false_type{}, ahead, free_slot);
         }
@@ -251,7 +253,8 @@ struct Mainloop {
       if constexpr (Traits::kFindsMaskAgain) mask.find_head(Traits::work_tile(params, Arch::block_idx_again()));
       if constexpr (kHasMask) mask.template fetch<kWhole>(tScS, again(first_row), first_col, sequence);
       if constexpr (Traits::kPrefetchesMask) {
-        if (n_block > 0) mask.prefetch(Arch::thread_idx_again(), again(first_row), first_col - kBlockN, sequence);
+        if (n_block > n_block_min)
+          mask.prefetch(Arch::thread_idx_again(), again(first_row), first_col - kBlockN, sequence);
       }
 
       Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // ((2, 2), MMA_M, MMA_N)
@@ -262,7 +265,7 @@ struct Mainloop {
       if constexpr (kStages == 1) {
         Arch::template cp_async_wait<kRing - 2>();
         sync_group(group);  // V(n) is visible; K(n)'s buffer was read by everyone
-        if (n_block >= kKvGroups) {
+        if (n_block >= n_block_min + kKvGroups) {
           if constexpr (kRing == 2) {
             load_k(false_type{}, n_block - kKvGroups, slot_k);
           } else {
@@ -305,8 +308,18 @@ struct Mainloop {
         slot_k = before(slot_k);
       }
     };
-    while (n_block >= keys.n_block_full) step(true_type{});
-    while (n_block >= 0) step(false_type{});
+    if constexpr (kMayHaveWindow<Traits>) {
+      // The right end, the blocks that everyone sees, the left end. Both ends are one piece of code.
+      int masked_from = keys.n_block_full;
+      do {
+        while (n_block >= masked_from) step(true_type{});
+        while (n_block >= keys.n_block_full_min) step(false_type{});
+        masked_from = n_block_min;
+      } while (n_block >= n_block_min);
+    } else {
+      while (n_block >= keys.n_block_full) step(true_type{});
+      while (n_block >= 0) step(false_type{});
+    }
     Arch::template cp_async_wait<0>();
   }
 

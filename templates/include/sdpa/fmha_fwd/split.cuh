@@ -122,7 +122,8 @@ struct SplitEpilogue {
         }
       }
       if (out_row >= sequence.seqlen_q) sum = 0.f;
-      const float inverse = SoftmaxState::inverse(sum);
+      const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
+      const float inverse = SoftmaxState::inverse(sum) * scale;
       if (col < Traits::head_dim_v(params))
         *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
             make_uint2(arch::pack<Element>(out.x * inverse, out.y * inverse),

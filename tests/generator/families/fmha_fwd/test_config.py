@@ -139,6 +139,8 @@ def test_what_every_release_kernel_takes_is_what_its_words_mean() -> None:
             Takes.DROPOUT: c.dropout,
             Takes.SMALLER_HEAD_DIM: c.general,
             Takes.SPLITS: c.split,
+            Takes.WINDOW: c.general,
+            Takes.SINKS: c.general,
         }
         assert {bit: bit in c.takes for bit in Takes} == due, c.name
         assert c.op is Op.FORWARD
