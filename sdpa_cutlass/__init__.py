@@ -4,6 +4,7 @@
     attention(query, key, value, *, causal=None, ...)      this library's own options
     attention_varlen(query, key, value, cu_seqlens_q, ...) the same for packed sequences
     dropout_mask(batch, num_heads_q, ...)                  what a seed and an offset drop, outside the kernels
+    merge_states(outs, lses, *, sinks=None, ...)           partial results of the same queries, merged
     unfused_attention(query, key, value, *, ...)           plain attention through GEMM → softmax → GEMM
     plan(query, key, value, ...)                           checks once, for runs that check nothing
     kernels()                                              every kernel of the library
@@ -40,6 +41,7 @@ from .problem import Causal, DType, MaskType, Problem
 from .public.api import attention, kernels, scaled_dot_product_attention, unfused_attention
 from .public.attention_plan import AttentionPlan, plan
 from .public.explain import Explanation, explain
+from .public.merge import merge_states
 from .public.varlen import attention_varlen
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "enabled",
     "explain",
     "kernels",
+    "merge_states",
     "plan",
     "scaled_dot_product_attention",
     "unfused_attention",

@@ -15,17 +15,21 @@ from typing import NamedTuple
 
 
 class DType(Enum):
-    """Element type of q, k, v and out. The value is the name used in kernel names."""
+    """Element type of a kernel's tensors. The value is the name used in kernel names."""
 
     F16 = "f16"
     BF16 = "bf16"
+    F32 = "f32"  # of partial results; attention takes the other two
 
     __hash__ = object.__hash__  # Enum's own is Python code: 0.2 µs in every choice of a kernel
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return 2
+        return 4 if self is DType.F32 else 2
+
+
+ATTENTION_DTYPES = (DType.F16, DType.BF16)
 
 
 class MaskType(Enum):

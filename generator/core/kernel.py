@@ -24,6 +24,7 @@ class Op(Enum):
     """What a kernel computes."""
 
     FORWARD = "forward"
+    MERGE = "merge"  # of partial results
 
     @property
     def c_name(self) -> str:
@@ -64,21 +65,25 @@ class Takes(Flag):
     SINKS = auto()  # a logit for each head in the denominator
 
 
-class DType(Enum):
-    """The element type of Q, K, V and O."""
-
-    F16 = "f16"
-    BF16 = "bf16"
+class ElementType(Enum):
+    """The element types that a family's kernels are built for."""
 
     @property
     def cpp_element(self) -> str:
         """The C++ type."""
-        return {DType.F16: "cutlass::half_t", DType.BF16: "cutlass::bfloat16_t"}[self]
+        return {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}[self.value]
 
     @property
     def c_name(self) -> str:
         """The C ABI's enumerator."""
         return f"SDPA_DTYPE_{self.name}"
+
+
+class DType(ElementType):
+    """The element type of Q, K, V and O."""
+
+    F16 = "f16"
+    BF16 = "bf16"
 
 
 ELEMENT_BYTES = 2  # of each DType
@@ -98,8 +103,18 @@ class Function:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile(Tagged):
-    """How one CTA divides its work; a family may add to it."""
+class Cta(Tagged):
+    """How one CTA divides its work, in a family's own words."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CTA."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile(Cta):
+    """How one CTA of an attention kernel divides its work; a family may add to it."""
 
     block_m: Annotated[int, "m"]  # query rows of a CTA; rows of a GEMM's output
     block_n: Annotated[int, "n"]  # key rows of one step; columns of a GEMM's output
@@ -108,7 +123,6 @@ class Tile(Tagged):
 
     @property
     def threads(self) -> int:
-        """Threads of the CTA."""
         return 32 * self.warps
 
 
@@ -124,8 +138,8 @@ class Kernel(Tagged, ABC):
 
     arch: Annotated[Arch, "_"]
     head_dim: Annotated[int, "_d"]
-    tile: Annotated[Tile, "_"]
-    dtype: Annotated[DType, "_"]
+    tile: Annotated[Cta, "_"]  # a family names its own class, and its own element types
+    dtype: Annotated[ElementType, "_"]
 
     def __post_init__(self) -> None:
         super().__post_init__()

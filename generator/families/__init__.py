@@ -1,8 +1,9 @@
 """The families of kernels. A new one is a folder here, and a word in this list."""
 
 from generator.core.family import Families
+from generator.families.combine import COMBINE
 from generator.families.fmha_fwd import FMHA_FWD
 from generator.families.fmha_fwd_sm90 import FMHA_FWD_SM90
 from generator.families.unfused import UNFUSED
 
-FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED)
+FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED, COMBINE)

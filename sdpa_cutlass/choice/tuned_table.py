@@ -27,7 +27,7 @@ from typing import Any
 
 from ..library.device import DeviceInfo
 from ..library.registry import Family, KernelInfo
-from ..problem import DType, MaskType, Problem
+from ..problem import ATTENTION_DTYPES, DType, MaskType, Problem
 
 FORMAT = 1
 MAX_BYTES = 4 * 2**20  # of a file
@@ -322,7 +322,7 @@ def parse_bucket(value: Any, where: str) -> Bucket:
     return _bucket(_record(value, where, _BUCKET_KEYS), where)
 
 
-_DTYPES = {dtype.value: dtype for dtype in DType}
+_DTYPES = {dtype.value: dtype for dtype in ATTENTION_DTYPES}
 
 
 def _bucket(record: Mapping[str, Any], where: str) -> Bucket:

@@ -61,13 +61,7 @@ def _autograd(op: Any, backend_kernel: Any) -> Any:
 
     def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            _check_no_derivatives(
-                {
-                    name: value
-                    for name, value in zip(names, args, strict=False)  # trailing defaults are left out
-                    if isinstance(value, torch.Tensor)
-                }
-            )
+            _check_no_derivatives(_tensors_of(names, args))
         rest = keyset & torch._C._after_ADInplaceOrView_keyset
         if rest.highestPriorityTypeId() in _BACKENDS:
             return backend_kernel(*args, **options)
@@ -75,6 +69,17 @@ def _autograd(op: Any, backend_kernel: Any) -> Any:
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
 
     return kernel
+
+
+def _tensors_of(names: Sequence[str], args: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The tensors among `args`, which leave out trailing defaults, and in lists among them."""
+    found = {}
+    for name, value in zip(names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            found |= {f"{name}[{i}]": item for i, item in enumerate(value) if isinstance(item, torch.Tensor)}
+    return found
 
 
 def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
@@ -86,14 +91,21 @@ def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
-def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int | None = None) -> None:
-    """Defines torch.ops.sdpa_cutlass.`name`. Its first arguments are query, key and value."""
+def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
+    """Defines torch.ops.sdpa_cutlass.`name`, which autocast leaves alone, and gives it back."""
     _library.define(f"{name}{schema}", tags=_TAGS)
     op = getattr(torch.ops.sdpa_cutlass, name).default
     torch.library.register_fake(f"sdpa_cutlass::{name}", fake, lib=_library)
     _library.impl(name, torch.compiler.disable(_autograd(op, kernel)), "Autograd", with_keyset=True)
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, torch.compiler.disable(kernel), device_type)  # else a graph break traces it
+    return op
+
+
+def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int | None = None) -> None:
+    """`define` for an operator of attention: its first arguments are query, key and value."""
+    op = define(name, schema, kernel, fake)
+    for device_type in ("CPU", "CUDA"):
         _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")
 
 

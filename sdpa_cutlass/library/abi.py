@@ -31,6 +31,7 @@ from .locate import Target, locate
 
 ABI_VERSION = 8
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
+MAX_LISTED_PARTS = 32  # SDPA_MAX_LISTED_PARTS
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 
@@ -163,6 +164,42 @@ class RawBuildInfo(ctypes.Structure):
     ]
 
 
+class MergePart(ctypes.Structure):
+    """struct sdpa_merge_part: one partial result. Strides count elements."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("out_stride", c_int64 * 3),
+        ("lse_stride", c_int64 * 3),
+    ]
+
+
+class MergeParams(ctypes.Structure):
+    """struct sdpa_merge_params: partial results, and where their merged one goes."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("num_parts", c_int32),
+        ("num_listed", c_int32),
+        ("batch", c_int32),
+        ("num_heads", c_int32),
+        ("seqlen_q", c_int32),
+        ("head_dim", c_int32),
+        ("reserved", c_int32),
+        ("parts", POINTER(MergePart)),
+        ("out_part_stride", c_int64),
+        ("lse_part_stride", c_int64),
+        ("sinks", c_void_p),
+        ("sink_stride", c_int64),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("out_stride", c_int64 * 3),
+    ]
+
+
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sdpa_last_error": (c_char_p, ()),
     "sdpa_build_info_get": (c_int, (POINTER(RawBuildInfo),)),
@@ -177,6 +214,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sdpa_kernel_occupancy": (c_int, (c_int, c_int, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32))),
     "sdpa_prepare": (c_int, (c_int, c_int)),
     "sdpa_host_configure": (c_int, (c_uint64, c_int32)),
+    "sdpa_merge_states": (c_int, (c_int, POINTER(MergeParams), c_int, c_void_p)),
 }
 """Every function of the ABI: result type and argument types."""
 
@@ -285,6 +323,12 @@ class Library:
     def host_configure(self, *, schedule_seed: int = 0, num_threads: int = 0) -> None:
         """Host library: the seed that orders warps, and how many OS threads run blocks (0: all cores)."""
         self._call("sdpa_host_configure", "host configuration", schedule_seed, num_threads)
+
+    def merge_states(self, index: int, params: MergeParams, device: int, stream: int | None) -> None:
+        """Queues kernel `index`, which merges partial results, on `stream` of `device`."""
+        self._call(
+            "sdpa_merge_states", f"kernel row {index}", index, ctypes.byref(params), device, c_void_p(stream)
+        )
 
     def _call(self, function: str, doing: str, *arguments: Any) -> None:
         self.check(self._functions[function](*arguments), doing)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Family(Enum):
     """``FMHA_FWD``: the fused kernels, ``FMHA_FWD_SM90``: those of Hopper. ``UNFUSED``: GEMM → softmax →
-    GEMM, the baseline.
+    GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`.
 
     Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
     (`KernelInfo.serves`).
@@ -25,6 +25,7 @@ class Family(Enum):
     FMHA_FWD = "fmha_fwd"
     FMHA_FWD_SM90 = "fmha_fwd_sm90"
     UNFUSED = "unfused"
+    COMBINE = "combine"
 
     __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
 
@@ -32,7 +33,8 @@ class Family(Enum):
 class Op(Enum):
     """What a kernel computes; the values are those of enum sdpa_op."""
 
-    FORWARD = 0
+    FORWARD = 0  # attention
+    MERGE = 1  # of partial results
 
 
 class Accuracy(Enum):
@@ -99,10 +101,12 @@ class KernelInfo:
         """Whether it competes where `asked` is asked for.
 
         FMHA_FWD stands for attention itself: any family's exact forward kernels compete. Others stand for
-        their own kernels.
+        their own forward kernels. What computes something else is in no choice of attention's.
         """
+        if self.op is not Op.FORWARD:
+            return False
         if asked is Family.FMHA_FWD:
-            return self.op is Op.FORWARD and self.accuracy is Accuracy.EXACT
+            return self.accuracy is Accuracy.EXACT
         return self.family is asked
 
     @functools.cached_property
@@ -180,7 +184,7 @@ class KernelInfo:
         return 32 * self.warps
 
 
-_DTYPES = (DType.F16, DType.BF16)  # in the order of enum sdpa_dtype
+_DTYPES = (DType.F16, DType.BF16, DType.F32)  # in the order of enum sdpa_dtype
 _MASK_TYPES = (None, MaskType.BOOL, MaskType.F16, MaskType.BF16, MaskType.F32)  # and of enum sdpa_mask_type
 
 

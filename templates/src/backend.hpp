@@ -19,6 +19,9 @@ int cuda_runtime_version();
 // caller brings no counters get some that nothing else uses meanwhile; whatever happens, all are zero afterwards.
 Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream);
 
+// The same for a row that merges.
+Status merge(int index, const KernelRow &row, const sdpa_merge_params &params, int device, void *stream);
+
 // Loads the row's functions on `device` and sets what has to be set before its first launch.
 Status prepare(int index, const KernelRow &row, int device);
 

@@ -184,13 +184,9 @@ Status run(const KernelRow &row, const sdpa_params &params, int device, void *st
   return status.ok() ? row.launch(complete, stream) : status;
 }
 
-}  // namespace
-
-const sdpa_target kTarget = SDPA_BUILT_FOR_CUDA;
-
-int cuda_runtime_version() { return CUDART_VERSION; }
-
-Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream) {
+// Calls `launch` with `device` current and the row loaded, and tells its failures from those of earlier work.
+template <class Launch>
+Status launch_on(int index, const KernelRow &row, int device, void *stream, Launch launch) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
   const bool blocks = launch_blocks(stream);
@@ -198,13 +194,27 @@ Status launch(int index, const KernelRow &row, const sdpa_params &params, int de
   if (before == cudaSuccess && blocks) before = cudaFree(nullptr);  // tells of a context that is already broken
   if (before != cudaSuccess) return earlier_fault(before);
   Status status = load_once(index, row, device);
-  if (status.ok()) status = run(row, params, device, stream);
+  if (status.ok()) status = launch();
   if (status.code == SDPA_CUDA_ERROR && !blocks) {
     // A launch is asynchronous: a context that is already broken was broken by earlier work.
     const cudaError_t sticky = cudaFree(nullptr);
     if (sticky != cudaSuccess) return earlier_fault(sticky);
   }
   return status;
+}
+
+}  // namespace
+
+const sdpa_target kTarget = SDPA_BUILT_FOR_CUDA;
+
+int cuda_runtime_version() { return CUDART_VERSION; }
+
+Status launch(int index, const KernelRow &row, const sdpa_params &params, int device, void *stream) {
+  return launch_on(index, row, device, stream, [&] { return run(row, params, device, stream); });
+}
+
+Status merge(int index, const KernelRow &row, const sdpa_merge_params &params, int device, void *stream) {
+  return launch_on(index, row, device, stream, [&] { return row.merge(params, stream); });
 }
 
 Status prepare(int index, const KernelRow &row, int device) {

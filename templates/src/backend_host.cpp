@@ -27,6 +27,10 @@ Status launch(int /*index*/, const KernelRow &row, const sdpa_params &params, in
   return status;
 }
 
+Status merge(int /*index*/, const KernelRow &row, const sdpa_merge_params &params, int /*device*/, void *stream) {
+  return row.merge(params, stream);
+}
+
 Status prepare(int /*index*/, const KernelRow & /*row*/, int /*device*/) { return {}; }
 
 Status occupancy(int /*index*/, const KernelRow &row, int /*device*/, Occupancy & /*result*/) {

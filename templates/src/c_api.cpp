@@ -74,12 +74,27 @@ Status check_size(const char *name, uint32_t size, size_t expected) {
                      name, size, expected);
 }
 
+Status other_op(int index, const KernelRow &row, const char *wanted) {
+  return make_status(SDPA_INVALID_ARGUMENT, "index is %d: %s has op %d; a kernel for %s is needed", index,
+                     row.info.name, row.info.op, wanted);
+}
+
 Status find_and_check(int index, const sdpa_params *params, const KernelRow *&row) {
   row = find_row(index);
   if (row == nullptr) return bad_index(index);
+  if (row->info.op != SDPA_OP_FORWARD) return other_op(index, *row, "attention");
   if (params == nullptr) return null_argument("params");
   const Status status = check_size("params", params->struct_size, sizeof(sdpa_params));
   return status.ok() ? check_problem(*row, *params) : status;
+}
+
+Status find_and_check(int index, const sdpa_merge_params *params, const KernelRow *&row) {
+  row = find_row(index);
+  if (row == nullptr) return bad_index(index);
+  if (row->info.op != SDPA_OP_MERGE) return other_op(index, *row, "merging");
+  if (params == nullptr) return null_argument("params");
+  const Status status = check_size("params", params->struct_size, sizeof(sdpa_merge_params));
+  return status.ok() ? row->check_merge(*params) : status;
 }
 
 Status check_device(int device) {
@@ -234,6 +249,15 @@ int sdpa_host_configure(uint64_t schedule_seed, int32_t num_threads) {
       return sdpa::make_status(SDPA_INVALID_ARGUMENT, "num_threads is %d; it must be 0 (all cores) or more",
                                num_threads);
     return sdpa::backend::configure(schedule_seed, num_threads);
+  });
+}
+
+int sdpa_merge_states(int index, const sdpa_merge_params *params, int device, void *stream) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = nullptr;
+    Status status = sdpa::find_and_check(index, params, row);
+    if (status.ok()) status = sdpa::check_device(device);
+    return status.ok() ? sdpa::backend::merge(index, *row, *params, device, stream) : status;
   });
 }
 

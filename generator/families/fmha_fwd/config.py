@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
-from generator.core.kernel import ELEMENT_BYTES, Function, Kernel, Op, Takes, Tile, ceil_div
+from generator.core.kernel import ELEMENT_BYTES, DType, Function, Kernel, Op, Takes, Tile, ceil_div
 
 ACCUMULATOR_BYTES = 4  # fp32
 MMA_M = 16  # query rows that one warp's mma.sync covers
@@ -76,6 +76,7 @@ class FmhaFwd(Kernel):
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
 
     tile: Annotated[FmhaTile, "_"]
+    dtype: Annotated[DType, "_"]
     causal: Annotated[bool, "_causal"] = False  # known when compiled
     general: Annotated[bool, "_general"] = False  # causal, window, masks, lengths, head_dims at run time
     dropout: Annotated[bool, "_dropout"] = False

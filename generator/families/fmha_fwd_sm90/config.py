@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
-from generator.core.kernel import ELEMENT_BYTES, Function, Kernel, Op, Takes, ceil_div
+from generator.core.kernel import ELEMENT_BYTES, DType, Function, Kernel, Op, Takes, Tile, ceil_div
 
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64  # query rows that one wgmma covers
@@ -31,6 +31,8 @@ class FmhaFwdSm90(Kernel):
     op: ClassVar[Op] = Op.FORWARD
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM90,)
 
+    tile: Annotated[Tile, "_"]
+    dtype: Annotated[DType, "_"]
     causal: Annotated[bool, "_causal"] = False
 
     @classmethod

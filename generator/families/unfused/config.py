@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
-from generator.core.kernel import ELEMENT_BYTES, Accuracy, Kernel, Op, Takes, ceil_div
+from generator.core.kernel import ELEMENT_BYTES, Accuracy, DType, Kernel, Op, Takes, Tile, ceil_div
 
 BLOCK_K = 32  # the inner dimension of one step of the first GEMM
 OTHER_REGISTERS = 64  # of a thread, next to its accumulators: addresses, fragments
@@ -25,6 +25,8 @@ class Unfused(Kernel):
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
     measured: ClassVar[str] = "one CTA of the first GEMM"
 
+    tile: Annotated[Tile, "_"]
+    dtype: Annotated[DType, "_"]
     causal: Annotated[bool, "_causal"] = False
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from generator.core.kernel import Kernel
 from generator.core.rules import RESOURCES, Rule, head_dim_rule
+from generator.families.unfused.config import Unfused
 
 MAX_HEAD_DIM = 128  # the widest tile of the second GEMM
 
-RULES: tuple[Rule[Kernel], ...] = (
+RULES: tuple[Rule[Unfused], ...] = (
     head_dim_rule(MAX_HEAD_DIM),
     Rule(
         "stages",

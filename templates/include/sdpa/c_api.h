@@ -1,4 +1,4 @@
-/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: thirteen functions and five plain structs.
+/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: fourteen functions and seven plain structs.
  *
  *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask, sinks)) V
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
@@ -39,7 +39,8 @@ typedef enum sdpa_status {
   SDPA_HOST_CHECK = 4        /* host library: the kernel broke a rule of the machine model (race, divergence, ...) */
 } sdpa_status;
 
-typedef enum sdpa_dtype { SDPA_DTYPE_F16 = 0, SDPA_DTYPE_BF16 = 1 } sdpa_dtype;
+/* Attention takes the first two. */
+typedef enum sdpa_dtype { SDPA_DTYPE_F16 = 0, SDPA_DTYPE_BF16 = 1, SDPA_DTYPE_F32 = 2 } sdpa_dtype;
 
 typedef enum sdpa_target { SDPA_BUILT_FOR_CUDA = 0, SDPA_BUILT_FOR_HOST = 1 } sdpa_target;
 
@@ -145,7 +146,10 @@ typedef struct sdpa_addresses {
 typedef struct sdpa_plan sdpa_plan;
 
 /* What a kernel computes. */
-typedef enum sdpa_op { SDPA_OP_FORWARD = 0 } sdpa_op;
+typedef enum sdpa_op {
+  SDPA_OP_FORWARD = 0, /* attention: sdpa_launch and plans */
+  SDPA_OP_MERGE = 1    /* sdpa_merge_states */
+} sdpa_op;
 
 /* How near to the mathematics. A choice among kernels crosses no line of these unasked; later versions append. */
 typedef enum sdpa_accuracy {
@@ -248,6 +252,44 @@ SDPA_API int sdpa_prepare(int index, int device);
 /* Host library: seed of the schedule that orders warps and threads (0: program order), and OS threads that run
  * blocks (0: all cores). For the whole process. SDPA_NOT_SUPPORTED in the CUDA library. */
 SDPA_API int sdpa_host_configure(uint64_t schedule_seed, int32_t num_threads);
+
+/* Parts that sdpa_merge_params can list; more lie at equal distances. */
+#define SDPA_MAX_LISTED_PARTS 32
+
+/* Attention of some queries over some of their keys. Strides count elements; the head dimension is contiguous. */
+typedef struct sdpa_merge_part {
+  const void *out;       /* [batch, num_heads, seqlen_q, head_dim] */
+  const float *lse;      /* natural log, [batch, num_heads, seqlen_q] */
+  int64_t out_stride[3]; /* batch, head, row */
+  int64_t lse_stride[3];
+} sdpa_merge_part;
+
+/* What sdpa_merge_states merges: the same queries over disjoint sets of keys. */
+typedef struct sdpa_merge_params {
+  uint32_t struct_size; /* sizeof(sdpa_merge_params) */
+  int32_t dtype;        /* sdpa_dtype of the parts */
+  int32_t out_dtype;    /* and of out: any of the three */
+  int32_t num_parts;    /* at least 1 */
+  int32_t num_listed;   /* entries of `parts`: num_parts; or 1, and part i lies i part strides behind it */
+  int32_t batch;
+  int32_t num_heads;
+  int32_t seqlen_q;
+  int32_t head_dim;
+  int32_t reserved;             /* 0 */
+  const sdpa_merge_part *parts; /* read before sdpa_merge_states returns */
+  int64_t out_part_stride;
+  int64_t lse_part_stride;
+  const float *sinks; /* a logit for each head that joins the sum and has no value: [num_heads], or null */
+  int64_t sink_stride;
+  void *out;
+  float *lse; /* [batch, num_heads, seqlen_q] without gaps; may be null */
+  int64_t out_stride[3];
+} sdpa_merge_params;
+
+/* lse = log(sum_i exp(lse_i) + exp(sink)), out = sum_i exp(lse_i - lse) out_i, in float32 and in the order of the parts.
+ * A row whose lse_i are all -inf becomes 0. What a part holds where its lse is -inf is not read. `index`: a row with
+ * SDPA_OP_MERGE; checks what it is given first. Device and stream are those of sdpa_launch. */
+SDPA_API int sdpa_merge_states(int index, const sdpa_merge_params *params, int device, void *stream);
 
 #ifdef __cplusplus
 }

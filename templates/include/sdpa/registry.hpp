@@ -41,11 +41,16 @@ struct KernelFacts {
 struct KernelRow {
   sdpa_kernel_info info;
 
+  // Of rows with SDPA_OP_FORWARD; null in others.
   // The arguments were checked for null, struct size, dtype and head_dim against `info` before these are called.
   Status (*can_implement)(const sdpa_params &params);
   uint64_t (*workspace_bytes)(const sdpa_params &params);
   // `stream` is a cudaStream_t (unused on the host). The device is already current.
   Status (*launch)(const sdpa_params &params, void *stream);
+
+  // Of rows with SDPA_OP_MERGE; null in others. The arguments were checked for null and struct size.
+  Status (*check_merge)(const sdpa_merge_params &params);
+  Status (*merge)(const sdpa_merge_params &params, void *stream);
 
   // The __global__ functions of which a launch takes one, for attributes and occupancy; the rest is null, and all of it
   // for rows that launch several kernels.

@@ -3,20 +3,22 @@
 
 namespace sdpa {
 
+extern const KernelRow kcombine_sm89_d256_s4_w4_rows[2];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
 extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[2];
 extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
+    {kcombine_sm89_d256_s4_w4_rows, 2},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 2},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 4;
+extern const int kNumRowSpans = 5;
 
-extern const char *const kGeneratorDigest = "85eafd14910590d4583979dca71bf848967ba4a373eefbba2047459d833f688b";
+extern const char *const kGeneratorDigest = "0f2c8e8c8cfd1d34ab670a0ba250694ff3d76c5279505edc440cab944f2fbc8c";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa
