@@ -17,7 +17,7 @@ from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.gpu_report import check_memory, check_repeats, check_soak, check_twins
-from tests.gpu_report.context import Context
+from tests.gpu_report.context import Context, named
 from tests.gpu_report.launching import Launch
 from tests.gpu_report.memory import HostMemory
 from tests.gpu_report.on_device import DeviceLaunch
@@ -26,7 +26,7 @@ from tests.gpu_report.problems import even_cases, few_cases, num_splits, odd_cas
 from tests.kernels.general import Case
 from tests.kernels.harness import Inputs, TestedKernel
 
-ROWS = list(kernels(Target.HOST))
+ROWS = named(kernels(Target.HOST), "*")
 SMALL = min(
     (row for row in ROWS if row.family is Family.FMHA_FWD and not row.is_general),
     key=lambda row: row.block_m * row.block_n * row.head_dim,

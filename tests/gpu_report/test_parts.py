@@ -18,6 +18,7 @@ from sdpa_cutlass.library.registry import KernelInfo
 from sdpa_cutlass.public.api import kernels, library_for
 from tests.gpu_report import __main__ as main_module
 from tests.gpu_report import report, sanitizer
+from tests.gpu_report.context import named
 from tests.gpu_report.jobs import Ended, Job, run_all, run_process
 from tests.gpu_report.parts import (
     CLEAN,
@@ -32,7 +33,7 @@ from tests.gpu_report.parts import (
 from tests.gpu_report.test_sanitizer import CLEAN as CLEAN_LOG
 from tests.gpu_report.test_sanitizer import HAZARD, OUT_OF_BOUNDS
 
-ROWS = list(kernels(Target.HOST))
+ROWS = named(kernels(Target.HOST), "*")
 GROUPED = next(row for row in ROWS if row.kv_groups > 1 and not row.is_split)
 LAUNCHES = SanitizerPart(name="racecheck", check="launches", tool="racecheck", what="w", processes=0)
 Result = dict[str, Any]

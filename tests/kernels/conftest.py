@@ -33,7 +33,7 @@ from tests.source_lines import with_lines
 SPLITS = (1, 3)
 
 _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
-    "fused_kernel": lambda row: row.family is not Family.UNFUSED and not row.is_general,
+    "fused_kernel": lambda row: row.serves(Family.FMHA_FWD) and not row.is_general,
     "general_kernel": lambda row: row.is_general and not row.has_dropout and not row.is_split,
     "dropout_kernel": lambda row: row.is_general and row.has_dropout,
     "split_kernel": lambda row: row.is_split,

@@ -22,7 +22,7 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """out, lse, and the sum of the weighted sizes, in float64. Parts [batch, heads, seqlen_q, head_dim].
 
-    A part counts for nothing where its lse is -inf, unless lse is NaN. Weights are exp(lse_i - lse), as the formula says.
+    A part counts for nothing where its lse is -inf, unless the merged one is NaN.
     """
     logits = [lse.double() for lse in lses]
     if sinks is not None:
@@ -54,9 +54,9 @@ def violations(
     found = []
     allowed = _OUT_TOLERANCE * size + rounding + 1e-30
     if bad := _count(out.double(), ref, allowed):
-        found.append(f"out: {bad}")
+        found.append(f"(b) out: {bad}")
     if bad := _count(lse.double(), ref_lse, _LSE_TOLERANCE * ref_lse.abs().clamp(min=1)):
-        found.append(f"lse: {bad}")
+        found.append(f"(c) lse: {bad}")
     return "; ".join(found)
 
 

@@ -1,4 +1,4 @@
-"""What merge_states computes: the float64 reference over any parts, and attention's own results."""
+"""What merge_states computes, against the float64 reference: any parts, dtypes, strides and sinks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdpa_cutlass import Causal, attention, merge_states
+from sdpa_cutlass import merge_states
+from sdpa_cutlass.call import merging as call_merging
+from sdpa_cutlass.call.launch import library_for
 from sdpa_cutlass.library.abi import MAX_LISTED_PARTS, library
 from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.problem import DType
 from tests.kernels import merging
-from tests.kernels.harness import HOST_THREADS
-from tests.kernels.numerics import visible
+from tests.kernels.harness import HOST_THREADS, OUTPUT_POISON, Guarded
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INF = math.inf
@@ -48,38 +50,6 @@ def check(
     assert (out.shape, lse.shape, lse.dtype) == (outs[0].shape, lses[0].shape, torch.float32)
     assert not (broken := merging.violations(out, lse, outs, lses, sinks)), broken
     return out, lse
-
-
-# What may stand in an lse, next to ordinary numbers.
-_LSES = st.one_of(
-    st.floats(-30, 30, width=32),
-    st.sampled_from([0.0, -INF, -INF, 88.0, -104.0, 1e4, -1e4, 3e38, -3e38]),
-)
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_parts_are_merged_as_float64_does(data: st.DataObject, device: str) -> None:
-    draw = data.draw
-    num_parts = draw(st.integers(1, 9), "num_parts")
-    shape = (
-        draw(st.integers(1, 3), "batch"),
-        draw(st.integers(1, 3), "heads"),
-        draw(st.sampled_from([1, 2, 7, 33]), "seqlen_q"),
-        8 * draw(st.integers(1, 32), "head_dim / 8"),
-    )
-    dtype, out_dtype = draw(st.sampled_from(DTYPES), "dtype"), draw(st.sampled_from(DTYPES), "out_dtype")
-    outs, lses = parts(num_parts, shape, dtype, seed=draw(st.integers(0, 99), "seed"), device=device)
-    for lse in lses:
-        flat = lse.view(-1)
-        for at in draw(st.lists(st.integers(0, flat.numel() - 1), max_size=4), "special rows"):
-            flat[at] = draw(_LSES, "lse")
-    sinks = None
-    if draw(st.booleans(), "has sinks"):
-        values = st.one_of(_LSES, st.sampled_from([INF, -INF]))
-        sinks = torch.tensor(draw(st.lists(values, min_size=shape[1], max_size=shape[1]), "sinks"))
-        sinks = sinks.to(device, torch.float32)
-    check(outs, lses, sinks, out_dtype)
 
 
 @pytest.mark.parametrize("special", [INF, math.nan], ids=str)
@@ -260,37 +230,55 @@ def test_parts_go_into_the_sum_in_their_order(device: str) -> None:
     assert merged(*[0.0] * 4, 1.0, -1.0, tiny, 0.0) == tiny / 8
 
 
-@pytest.mark.parametrize("causal", [None, Causal.BOTTOM_RIGHT], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cuts", [[40], [1, 2, 97], [0, 16, 16, 64]], ids=str)
-def test_attention_over_pieces_of_the_keys_merges_to_the_whole(
-    causal: Causal | None, dtype: torch.dtype, cuts: list[int], device: str
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 8), (2, 3, 37, 72), (1, 5, 7, 256)], ids=str)
+def test_nothing_outside_of_the_results_is_written(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
 ) -> None:
-    """Pieces may be empty for all rows or for some, and a sink is the whole's."""
-    keys, rows = 129, 41
-    draw = torch.Generator().manual_seed(3)
-    q, k, v = (
-        torch.randn(2, heads, size, 64, generator=draw).to(device, dtype)
-        for heads, size in ((4, rows), (2, keys), (2, keys))
+    outs, lses = parts(5, shape, torch.float16, device=device)
+    room = Guarded(shape, dtype, device, poison=OUTPUT_POISON[dtype], spare_rows=3, bshd=True)
+    lse_room = Guarded(shape[:3], torch.float32, device, poison=OUTPUT_POISON[torch.float32])
+    given_parts = call_merging.read(outs, lses, None, dtype)
+    native, found = library_for(outs[0])
+    kernel = call_merging._kernel(native, found, DType.F16, shape[3])
+    params = call_merging._params(given_parts, None, room.tensor, lse_room.tensor)
+    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
+    native.merge_states(kernel.index, params, found.index, stream)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    for what, guarded in (("out", room), ("lse", lse_room)):
+        guarded.check_untouched(what)
+        guarded.check_written(what)
+    assert not (broken := merging.violations(room.tensor, lse_room.tensor, outs, lses)), broken
+
+
+# What may stand in an lse, next to ordinary numbers.
+_LSES = st.one_of(
+    st.floats(-30, 30, width=32),
+    st.sampled_from([0.0, -INF, -INF, 88.0, -104.0, 1e4, -1e4, 3e38, -3e38]),
+)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_parts_are_merged_as_float64_does(data: st.DataObject, device: str) -> None:
+    draw = data.draw
+    num_parts = draw(st.integers(1, 9), "num_parts")
+    shape = (
+        draw(st.integers(1, 3), "batch"),
+        draw(st.integers(1, 3), "heads"),
+        draw(st.sampled_from([1, 2, 7, 33]), "seqlen_q"),
+        8 * draw(st.integers(1, 32), "head_dim / 8"),
     )
-    v *= 0.125
-    mask = visible(rows, keys, causal, device)
-    sinks = torch.randn(4, generator=draw).to(device)
-    outs, lses = [], []
-    for start, end in zip([0, *cuts], [*cuts, keys], strict=True):
-        piece = torch.zeros_like(mask)
-        piece[:, start:end] = mask[:, start:end]
-        out, lse = attention(q, k, v, attn_mask=piece, return_lse=True)
-        outs.append(out)
-        lses.append(lse)
-    scores = (q.double() @ k.double().repeat_interleave(2, 1).mT) / 8
-    scores = scores.masked_fill(~mask, -INF)
-    for sink in (None, sinks):
-        logits = scores if sink is None else torch.cat(
-            [scores, sink.double()[None, :, None, None].expand(2, 4, rows, 1)], -1
-        )  # fmt: skip
-        ref_lse = logits.logsumexp(-1)
-        ref = (scores - ref_lse[..., None]).exp() @ v.double().repeat_interleave(2, 1)
-        out, lse = merge_states(outs, lses, sinks=sink)
-        assert ((out.double() - ref).abs() <= 1e-3 + merging.half_ulp(ref, dtype)).all()
-        assert ((lse.double() - ref_lse).abs() <= 1e-4).all()
+    dtype, out_dtype = draw(st.sampled_from(DTYPES), "dtype"), draw(st.sampled_from(DTYPES), "out_dtype")
+    outs, lses = parts(num_parts, shape, dtype, seed=draw(st.integers(0, 99), "seed"), device=device)
+    for lse in lses:
+        flat = lse.view(-1)
+        for at in draw(st.lists(st.integers(0, flat.numel() - 1), max_size=4), "special rows"):
+            flat[at] = draw(_LSES, "lse")
+    sinks = None
+    if draw(st.booleans(), "has sinks"):
+        values = st.one_of(_LSES, st.sampled_from([INF, -INF]))
+        sinks = torch.tensor(draw(st.lists(values, min_size=shape[1], max_size=shape[1]), "sinks"))
+        sinks = sinks.to(device, torch.float32)
+    check(outs, lses, sinks, out_dtype)

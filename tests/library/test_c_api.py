@@ -32,6 +32,9 @@ _TYPES = {
     "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
     "void": None,
+    "const float *": ctypes.c_void_p,
+    "const sdpa_merge_part *": ctypes.POINTER(abi.MergePart),
+    "const sdpa_merge_params *": ctypes.POINTER(abi.MergeParams),
     "const sdpa_params *": ctypes.POINTER(abi.Params),
     "const sdpa_addresses *": ctypes.POINTER(abi.Addresses),
     "sdpa_plan *": ctypes.c_void_p,
@@ -45,6 +48,8 @@ STRUCTS = {
     "sdpa_addresses": abi.Addresses,
     "sdpa_detail": abi.Detail,
     "sdpa_kernel_info": abi.RawKernelInfo,
+    "sdpa_merge_part": abi.MergePart,
+    "sdpa_merge_params": abi.MergeParams,
     "sdpa_build_info": abi.RawBuildInfo,
 }
 
@@ -83,7 +88,7 @@ def test_constants() -> None:
     constants = dict(re.findall(r"(SDPA_\w+) = (\d)", _code()))
     names = ("OK", "INVALID_ARGUMENT", "NOT_SUPPORTED", "CUDA_ERROR", "HOST_CHECK")
     assert [int(constants[f"SDPA_{name}"]) for name in names] == [getattr(abi, name) for name in names]
-    assert [constants[f"SDPA_DTYPE_{name}"] for name in ("F16", "BF16")] == ["0", "1"]
+    assert [constants[f"SDPA_DTYPE_{name}"] for name in ("F16", "BF16", "F32")] == ["0", "1", "2"]
     assert [constants[f"SDPA_BUILT_FOR_{name}"] for name in ("CUDA", "HOST")] == ["0", "1"]
     version = re.search(r"#define SDPA_ABI_VERSION (\d+)", _code())
     assert version
@@ -91,6 +96,9 @@ def test_constants() -> None:
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
     assert int(tiles[1]) == abi.MAX_TILES == fmha_fwd._MAX_SPLIT_TILES
+    listed = re.search(r"#define SDPA_MAX_LISTED_PARTS (\d+)", _code())
+    assert listed
+    assert int(listed[1]) == abi.MAX_LISTED_PARTS
 
 
 def test_every_status_but_ok_has_an_error() -> None:

@@ -33,6 +33,7 @@ LEVELS = [
 UPWARD = {
     ("call.calls", "integrations.torch_ops"): "a call that torch records is an operator",
     ("public.varlen", "integrations.varlen_ops"): "the same for packed sequences",
+    ("public.merge", "integrations.merge_ops"): "the same for merged results",
 }
 
 LONGEST_CHAIN = 17

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutation.defects_combine import COMBINES
 from tests.mutation.defects_engine import ENGINE
 from tests.mutation.defects_general import GENERAL
 from tests.mutation.defects_math import MATHS
@@ -12,4 +13,8 @@ from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
 from tests.mutation.model import Mutant
 
+<<<<<<< HEAD
 MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *WINDOWS, *HOPPER, *ENGINE)
+=======
+MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *HOPPER, *COMBINES, *ENGINE)
+>>>>>>> 4bdb372 (merge_states: tests of numbers, refusals, tracing and the C ABI; defects of its kernels for the mutation suite)

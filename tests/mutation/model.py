@@ -32,14 +32,21 @@ class Kernels(Enum):
     """Several CTAs share the keys of a tile."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
+    COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
+    """Those that merge partial results."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Full kernel names."""
-        arch = "sm90" if self is Kernels.HOPPER else "sm89"
-        return tuple(f"fmha_fwd_{arch}_{name}" for name in self.value if name)
+        lead = {Kernels.HOPPER: "fmha_fwd_sm90", Kernels.COMBINE: "combine_sm89"}.get(self, "fmha_fwd_sm89")
+        return tuple(f"{lead}_{name}" for name in self.value if name)
+
+    @property
+    def is_of_fmha_fwd(self) -> bool:
+        """Kernels of the family fmha_fwd, which share its headers."""
+        return self not in (Kernels.HOPPER, Kernels.COMBINE, Kernels.ENGINE)
 
 
 class Check(Enum):

@@ -23,7 +23,7 @@ _NO_SITES = ("arch/",)
 _INCLUDE = re.compile(r'^#include "sdpa/([^"]+)"', re.MULTILINE)
 
 # Kernels that run into a header, or into what differs there, by its name; the other headers differ in all.
-_ALL = tuple(kernels for kernels in Kernels if kernels.names and kernels is not Kernels.HOPPER)
+_ALL = tuple(kernels for kernels in Kernels if kernels.is_of_fmha_fwd)
 _BY_KIND = (Kernels.RING, Kernels.GENERAL, Kernels.SPLIT)
 _KERNELS: dict[str, tuple[Kernels, ...]] = {
     "checks.hpp": _BY_KIND,

@@ -95,7 +95,7 @@ def test_each_changes_one_place() -> None:
 def test_plain_kernels_are_tried_before_general_ones() -> None:
     mainloop = next(header for header in drawn_headers() if header.endswith("/mainloop.cuh"))
     assert kernels_of(mainloop)[:3] == (Kernels.RING, Kernels.GENERAL, Kernels.SPLIT)
-    drawn = {kernels for kernels in Kernels if kernels.names and kernels is not Kernels.HOPPER}
+    drawn = {kernels for kernels in Kernels if kernels.is_of_fmha_fwd}
     assert set(kernels_of(mainloop)) == drawn
 
 
