@@ -13,8 +13,14 @@ from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
 from tests.mutation.model import Mutant
 
-<<<<<<< HEAD
-MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *WINDOWS, *HOPPER, *ENGINE)
-=======
-MUTANTS: tuple[Mutant, ...] = (*PIPELINE, *MEMORY, *MATHS, *GENERAL, *SPLITS, *HOPPER, *COMBINES, *ENGINE)
->>>>>>> 4bdb372 (merge_states: tests of numbers, refusals, tracing and the C ABI; defects of its kernels for the mutation suite)
+MUTANTS: tuple[Mutant, ...] = (
+    *PIPELINE,
+    *MEMORY,
+    *MATHS,
+    *GENERAL,
+    *SPLITS,
+    *WINDOWS,
+    *HOPPER,
+    *COMBINES,
+    *ENGINE,
+)

@@ -18,7 +18,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 5;
 
-extern const char *const kGeneratorDigest = "0f2c8e8c8cfd1d34ab670a0ba250694ff3d76c5279505edc440cab944f2fbc8c";
+extern const char *const kGeneratorDigest = "97ac219dc6cdab9a5bec129d6ec29ce641d098d68d9122a297c00ba84a8d117e";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

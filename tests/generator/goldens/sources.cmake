@@ -17,4 +17,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 0f2c8e8c8cfd1d34ab670a0ba250694ff3d76c5279505edc440cab944f2fbc8c)
+set(SDPA_GENERATED_DIGEST 97ac219dc6cdab9a5bec129d6ec29ce641d098d68d9122a297c00ba84a8d117e)
