@@ -34,8 +34,8 @@ Compiler: ptxas {compilers}. Code for sm_{arch}.
   tile. What is derived holds in every main loop.
 - `loads`, `stores`: global accesses of the whole kernel other than cp.async, as bytes : instructions.
 
-A row of the unfused family launches several kernels. They are at the end, by symbol;
-nothing is derived for them.
+Kernels of other families are at the end, by symbol; a row of the unfused family launches several.
+Nothing is derived for them.
 """
 
 

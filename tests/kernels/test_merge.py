@@ -282,3 +282,16 @@ def test_any_parts_are_merged_as_float64_does(data: st.DataObject, device: str) 
         sinks = torch.tensor(draw(st.lists(values, min_size=shape[1], max_size=shape[1]), "sinks"))
         sinks = sinks.to(device, torch.float32)
     check(outs, lses, sinks, out_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_logarithms_to_base_two_and_rows_before_heads_need_no_copy(dtype: torch.dtype, device: str) -> None:
+    """FlashInfer's convention: v [rows, heads, head_dim], s [rows, heads] to base 2."""
+    outs, lses = parts(2, (1, 4, 9, 64), dtype, device=device)
+    v = [out[0].transpose(0, 1).contiguous() for out in outs]
+    s = [lse[0].transpose(0, 1).contiguous() * math.log2(math.e) for lse in lses]
+    out, lse = merge_states([x.transpose(0, 1) for x in v], [x.transpose(0, 1) * math.log(2) for x in s])
+    assert out.transpose(0, 1).is_contiguous()
+    expected = check(outs, lses)
+    torch.testing.assert_close(out, expected[0][0], rtol=2e-3, atol=1e-5)
+    torch.testing.assert_close(lse, expected[1][0], rtol=1e-5, atol=1e-5)

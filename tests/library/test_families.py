@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from generator.core.kernel import Op as GeneratorOp
 from generator.families import FAMILIES
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, kernels
 from sdpa_cutlass.choice import select
@@ -16,7 +17,7 @@ from sdpa_cutlass.integrations import torch_sdpa
 from sdpa_cutlass.library.abi import Library, Params, library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Accuracy
+from sdpa_cutlass.library.registry import Accuracy, Op
 from tests.library.cards import made_card
 from tests.library.decoding import H200, L4, asked_params, made_problem
 
@@ -230,11 +231,29 @@ def test_general_kernels_are_behind_plain_ones_of_their_own_family_alone(
     assert found.kernel.name == fused.name
 
 
-def test_every_family_has_a_cost_model() -> None:
-    assert set(MODELS) == set(Family)
+def test_every_family_of_attention_has_a_cost_model() -> None:
+    """What computes something else competes with nothing, and has none."""
+    forward = {family.name for family in FAMILIES if family.kernel.op is GeneratorOp.FORWARD}
+    assert {family.value for family in MODELS} == forward
     assert {family.value for family in Family} == {family.name for family in FAMILIES}
     for family, model in MODELS.items():
         assert getattr(model, "__module__", None) == f"sdpa_cutlass.choice.cost.{family.value}"
+
+
+@pytest.mark.parametrize("asked", Family, ids=lambda family: family.value)
+def test_a_row_of_another_op_is_in_no_choice_even_of_its_own_family(
+    asked: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However well it would fit otherwise: it has the details and takes of a plain kernel of attention."""
+    native = siblings(monkeypatch, accuracy=Accuracy.EXACT, op=Op.MERGE, family=asked)
+    problem = made_problem()
+    merging = native.rows[-1]
+    assert not merging.serves(asked)
+    assert merging not in [row for row, _ in select.ranking(native, problem, asked, L4)]
+    params = asked_params(problem)
+    assert merging not in [found.kernel for found in select.candidates(native, problem, asked, L4, params)]
+    with pytest.raises(ArgumentError, match="is not one of the"):
+        select.choose(native, problem, asked, L4, params, name=merging.name)
 
 
 def test_a_family_without_a_cost_model_is_refused_and_not_priced_as_another(

@@ -59,6 +59,30 @@ MUTANTS = (
         new="if False:",
         tests="tests/library/test_enable_edges.py::test_backends_that_are_named_are_torchs",
     ),
+    PythonMutant(
+        name="strides_of_a_leading_dimension_are_a_parts",
+        defect="parts along a leading dimension have the strides of one dimension before",
+        file="call/merging.py",
+        old="moved = 1 if parts.is_stacked else 0",
+        new="moved = 0",
+        tests="tests/library/test_merge_states.py::test_arrays_of_other_libraries_are_read_in_place",
+    ),
+    PythonMutant(
+        name="tensors_in_lists_may_require_grad",
+        defect="an operator looks for derivatives in single tensors alone",
+        file="integrations/operators.py",
+        old="elif isinstance(value, (list, tuple)):",
+        new="elif False:",
+        tests="tests/library/test_merge_states.py::test_autograd_refuses_the_operator_too",
+    ),
+    PythonMutant(
+        name="kernels_that_merge_compete_for_attention",
+        defect="a choice of attention does not ask for the op of a row",
+        file="library/registry.py",
+        old="if self.op is not Op.FORWARD:",
+        new="if False:",
+        tests="tests/library/test_merge_states.py::test_no_choice_of_attentions_sees_the_kernels",
+    ),
 )
 
 
