@@ -214,3 +214,9 @@ def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "sdpa_cutlass" in done.stdout
+
+
+def test_kernels_that_merge_are_counted() -> None:
+    facts = inventory.library_facts(Target.HOST)
+    assert facts.kernels["combine"] == {256: 3}
+    assert facts.kinds["combine"] == ["exact, code for 89"]

@@ -14,7 +14,6 @@ import torch
 import sdpa_cutlass
 import sdpa_cutlass.integrations.merge_ops
 from sdpa_cutlass import Family, merge_states
-from sdpa_cutlass.cli import inventory
 from sdpa_cutlass.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -329,12 +328,6 @@ def test_no_choice_of_attentions_sees_the_kernels() -> None:
         sdpa_cutlass.plan(q, q, q, family=Family.COMBINE)
     with pytest.raises(ArgumentError, match="is not one of the"):
         sdpa_cutlass.attention(q, q, q, kernel=rows[0].name)
-
-
-def test_info_counts_the_kernels() -> None:
-    facts = inventory.library_facts(Target.HOST)
-    assert facts.kernels["combine"] == {256: len(DType)}
-    assert facts.kinds["combine"] == ["exact, code for 89"]
 
 
 # ---- tracing ----
