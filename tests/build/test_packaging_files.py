@@ -28,9 +28,16 @@ def test_every_locked_package_has_a_version_and_hashes(lock: Path) -> None:
 
 
 def test_locks_agree() -> None:
-    versions = [set(re.findall(r"^[a-z0-9-]+==\S+", lock.read_text(), flags=re.MULTILINE)) for lock in LOCKS]
-    demo, dev = versions
+    """A package that several locks name has the same versions in each: all go into one environment."""
+    demo, dev, docs = (
+        set(re.findall(r"^[a-z0-9-]+==\S+", lock.read_text(), flags=re.MULTILINE))
+        for lock in (REPOSITORY / "requirements" / f"{name}.lock" for name in ("demo", "dev", "docs"))
+    )
     assert demo <= dev
+    names = {line.partition("==")[0] for line in dev}
+    shared = {line for line in docs if line.partition("==")[0] in names}
+    assert shared
+    assert shared <= dev
 
 
 def test_torch_is_pinned() -> None:
