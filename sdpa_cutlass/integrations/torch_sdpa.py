@@ -69,7 +69,7 @@ def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fals
     Raises LibraryError or DriverError when the library cannot be used on these devices.
     """
     with _lock:
-        served = _served_head_dims(devices)
+        served = served_head_dims(devices)
         if _state.explicit is None:
             _state.explicit = _Watch(Usage(), {})
         _state.explicit.usage.log_fallbacks = log_fallbacks
@@ -94,7 +94,7 @@ def enabled(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fal
     """
     usage = Usage(log_fallbacks=log_fallbacks)
     with _lock:
-        watch = _Watch(usage, _served_head_dims(devices))
+        watch = _Watch(usage, served_head_dims(devices))
         _state.contexts.append(watch)
         _state.update(replaces=True)
     try:
@@ -321,7 +321,7 @@ def _serve(
     )
 
 
-def _served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
+def served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
     """torch.device → head dimensions with a kernel, for every usable device among `devices`."""
     import torch
 
@@ -349,7 +349,7 @@ def _served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
 
 
 def cuda_head_dims() -> dict[Any, HeadDims]:
-    """As `_served_head_dims`, of the GPUs that the library can use. Raises when there is none."""
+    """As `served_head_dims`, of the GPUs that the library can use. Raises when there is none."""
     import torch
 
     if not torch.cuda.is_available():
