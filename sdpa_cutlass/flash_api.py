@@ -12,9 +12,9 @@ window_size: (left, right): row i sees the keys i + Sk - Sq - left to i + Sk - S
     -1 is no limit. With `causal`, right is 0.
 softcap, alibi_slopes, block_table: refused unless they are what they are by default.
 deterministic: concerns gradients alone, and changes nothing.
-return_attn_probs: return (out, softmax_lse, None). softmax_lse is float32, natural log, [B, H, Sq] or, packed,
-    [H, total_q]; -inf in a row that sees no key, whose output is 0. The third, flash_attn's matrix of
-    probabilities, exists there under dropout alone, for tests: with dropout_p the request is refused.
+return_attn_probs: return (out, softmax_lse, None). softmax_lse is float32, natural log, [B, H, Sq] or, of
+    packed sequences, [H, total_q]; -inf in a row that sees no key, whose output is 0. The third, flash_attn's
+    matrix of probabilities, exists there under dropout alone: with dropout_p the request is refused.
 
 k and v may have fewer heads than q, a divisor of them. Raises UnsupportedError for what is not served, inputs
 that require grad included; otherwise what `sdpa_cutlass.attention` raises, which calls q, k and v query, key
@@ -23,7 +23,7 @@ and value. Everything is raised before anything is launched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal
@@ -33,7 +33,7 @@ from .public.features import takes
 if TYPE_CHECKING:
     import torch
 
-    Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
+    Returned: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
 
 __all__ = [
     "flash_attn_func",

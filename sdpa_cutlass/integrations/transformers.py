@@ -202,7 +202,7 @@ def _fall_back(
     mask = as_dense(attention_mask)
     ignored = [name for name in ("s_aux", "softcap") if options.get(name) is not None]
     if not ignored:
-        return sdpa_attention_forward(module, query, key, value, mask, **own, **options)  # type: ignore[no-any-return]
+        return sdpa_attention_forward(module, query, key, value, mask, **own, **options)
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise UnsupportedError(
@@ -217,4 +217,4 @@ def _fall_back(
         hidden = torch.finfo(query.dtype).min
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, hidden)
     more = {name: value for name, value in own.items() if name != "is_causal"}
-    return eager(module, query, key, value, mask, **more, **options)  # type: ignore[no-any-return]
+    return eager(module, query, key, value, mask, **more, **options)

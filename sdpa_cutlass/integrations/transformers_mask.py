@@ -36,7 +36,7 @@ class Visible:
     """Keys from here on are seen by no row, and are cut off. None: there are none such."""
 
 
-class VisibleKeys(torch.Tensor):
+class VisibleKeys(torch.Tensor):  # type: ignore[misc]
     """A boolean mask [B, 1, Sq, Sk] without memory, and what it says in `visible`."""
 
     visible: Visible
@@ -54,7 +54,7 @@ class VisibleKeys(torch.Tensor):
         """A mask of `shape`; `make_dense` gives it as an ordinary tensor."""
         mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.visible, mask._make_dense, mask._dense = visible, make_dense, None
-        return mask  # type: ignore[no-any-return]
+        return mask
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -182,11 +182,12 @@ def visible_keys_mask(
         allows_none = bool(options.get("allow_is_bidirectional_skip", False))
     if allows_none and _is_default(visible):
         return None
-    return VisibleKeys((batch_size, 1, q_length, kv_length), device, visible, lambda: _dense_mask(given))
+    always = given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return VisibleKeys((batch_size, 1, q_length, kv_length), device, visible, lambda: _dense_mask(always))
 
 
 def _dense_mask(given: dict[str, Any]) -> Any:
-    """What transformers' sdpa attention would get; a tensor when it is asked for one."""
+    """What transformers' sdpa attention would get."""
     return masking_utils.sdpa_mask(**given)
 
 

@@ -119,6 +119,56 @@ def vit(size: Size, *, image_size: int = 48, patch_size: int = 8) -> torch.nn.Mo
     )
 
 
+def mistral(size: Size, *, window: int, max_length: int = 128) -> torch.nn.Module:
+    """A Mistral whose rows see `window` keys, their own included, in float32."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _seeded(
+        MistralForCausalLM,
+        MistralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=size.width,
+            intermediate_size=2 * size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.num_heads_q,
+            num_key_value_heads=size.num_heads_kv,
+            head_dim=size.head_dim,
+            sliding_window=window,
+            max_position_embeddings=max_length,
+            bos_token_id=1,
+            eos_token_id=None,
+            pad_token_id=PAD,
+            **_common(size),
+        ),
+    )
+
+
+def gpt_oss(size: Size, *, window: int, max_length: int = 128) -> torch.nn.Module:
+    """A gpt-oss in float32: a sink for each query head, every other layer with a window, two experts."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    return _seeded(
+        GptOssForCausalLM,
+        GptOssConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=size.width,
+            intermediate_size=size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.num_heads_q,
+            num_key_value_heads=size.num_heads_kv,
+            head_dim=size.head_dim,
+            sliding_window=window,
+            num_local_experts=2,
+            num_experts_per_tok=2,  # all of them: rounding cannot change which ones compute
+            max_position_embeddings=max_length,
+            bos_token_id=1,
+            eos_token_id=None,
+            pad_token_id=PAD,
+            **{**_common(size), "attn_implementation": "eager"},
+        ),
+    )
+
+
 def _seeded(model: Callable[[Any], torch.nn.Module], config: Any) -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
