@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal
 from .public import api, varlen
-from .public.features import takes
 
 if TYPE_CHECKING:
     import torch
@@ -240,10 +239,6 @@ def _options(
     }
     window = _window(window_size, causal=bool(causal))
     if window is not None:
-        if not takes("window"):
-            raise UnsupportedError(
-                f"window_size={window_size!r}; allowed is (-1, -1): windows are not served"
-            )
         options["window"] = window
     return options
 

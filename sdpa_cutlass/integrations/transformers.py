@@ -22,7 +22,6 @@ import torch
 from ..errors import LaunchError, SdpaError, UnsupportedError
 from ..problem import Causal
 from ..public import api
-from ..public.features import takes
 from .torch_refusals import refusal
 from .torch_sdpa import HeadDims, Usage, served_head_dims
 
@@ -92,7 +91,7 @@ def attention_forward(
     tracing = torch.compiler.is_compiling()
     visible = _as_visible(attention_mask)
     sinks = options.get("s_aux")
-    reason = _unserved_option(options) or _unserved_mask(visible)
+    reason = _unserved_option(options)
     detail: object = None
     if reason is None:
         reason = refusal(_served, query, key, value, visible.keys, dropout, False)
@@ -139,13 +138,7 @@ def _unserved_option(options: dict[str, Any]) -> str | None:
             return name
     if options.get("output_attentions"):
         return "output_attentions"
-    if options.get("s_aux") is not None and not takes("sinks"):
-        return "sinks"
     return None
-
-
-def _unserved_mask(visible: Visible) -> str | None:
-    return "window" if visible.window is not None and not takes("window") else None
 
 
 def _serve(

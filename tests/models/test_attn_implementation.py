@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from sdpa_cutlass.errors import UnsupportedError
-from sdpa_cutlass.public.features import takes
 from tests.models import agreement, zoo
 from tests.models.agreement import Agreement
 from tests.models.generation import CACHES, clear_prompts, generate
@@ -24,8 +23,6 @@ LAYERS = 2
 WINDOW = 24
 LENGTHS = (75, 66, 9)
 Run = Callable[[Any], torch.Tensor]
-needs_window = pytest.mark.skipif(not takes("window"), reason="this version of attention has no window")
-needs_sinks = pytest.mark.skipif(not takes("sinks"), reason="this version of attention has no sinks")
 
 GROUPED = Size(head_dim=64, num_heads_q=4, num_heads_kv=2)
 MODELS: dict[str, Callable[[], Any]] = {
@@ -41,8 +38,8 @@ every_decoder = pytest.mark.parametrize(
         "llama",
         "llama_d40",
         "gpt2",
-        pytest.param("mistral", marks=needs_window),
-        pytest.param("gpt_oss", marks=[needs_window, needs_sinks]),
+        pytest.param("mistral"),
+        "gpt_oss",
     ],
 )
 every_padding = pytest.mark.parametrize("padding", Padding, ids=lambda padding: padding.value)
