@@ -43,6 +43,8 @@ PATTERNS = {
 if hasattr(masking_utils, "sliding_window_bidirectional_mask_function"):
     PATTERNS["both sides 2"] = masking_utils.sliding_window_bidirectional_mask_function(2)
 
+TWO_SIDED = ("full", "both sides 2")
+
 
 def spelled_out(visible: Any, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     """bool [B, 1, Sq, Sk] of what `attention` makes of `visible`, by its documentation."""
@@ -80,7 +82,7 @@ def arguments(
         "kv_offset": kv_offset,
         "mask_function": PATTERNS[pattern],
         "attention_mask": None if make is None else make(q_offset + seqlen_q).bool(),
-        "allow_is_causal_skip": True,
+        "allow_is_causal_skip": pattern not in TWO_SIDED,  # as transformers asks
         "device": "cpu",
     }
 
@@ -97,19 +99,23 @@ def test_lengths_and_windows_say_what_the_tensor_says(padding: str, pattern: str
         )
         mask = masks.visible_keys_mask(**given)
         if mask is None:  # what a layer does without a mask
-            causal = Causal.TOP_LEFT if pattern != "full" and sizes[0] > 1 else None
+            causal = Causal.TOP_LEFT if pattern not in TWO_SIDED and sizes[0] > 1 else None
             mask_says = spelled_out(masks.Visible(causal=causal), *sizes[:2])
         elif isinstance(mask, masks.VisibleKeys):
             assert mask.shape == expected.shape
             mask_says = spelled_out(mask.visible, *sizes[:2])
             assert torch.equal(mask.dense(), expected)
-        else:
-            assert pattern == "both sides 2"  # rows in the middle of the keys
+        else:  # one row, or rows that a window on both sides does not end with
+            assert pattern in TWO_SIDED
+            assert sizes[0] == 1 or pattern == "both sides 2"
+            assert torch.equal(mask, expected)
             continue
         assert torch.equal(mask_says, expected.expand_as(mask_says)), (sizes, mask)
         in_words += 1
-    assert in_words >= (1 if pattern == "both sides 2" and not static else 0)
-    assert in_words == len(SIZES) or pattern == "both sides 2"
+    if pattern not in TWO_SIDED:
+        assert in_words == len(SIZES)
+    elif not (static and pattern == "both sides 2"):
+        assert in_words > 0
 
 
 def test_a_cache_that_counts_on_does_not_move_the_mask() -> None:
