@@ -1,6 +1,6 @@
 """Imports between the rooms of the package run one way.
 
-    cli, machine_code → integrations, flash_api → public → call → choice | arrays → library → the files at the top
+    cli, machine_code → integrations, flash_api → public → call → choice | arrays → library → files at the top
 
 Every import counts: those in functions, and those for type checkers alone. An import that goes up is an
 exception with a name and a reason here, and has to be in a function.
