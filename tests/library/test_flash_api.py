@@ -11,7 +11,6 @@ import torch
 
 from sdpa_cutlass import flash_api
 from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError, SdpaError, UnsupportedError
-from sdpa_cutlass.public.features import takes
 from tests.kernels.numerics import half_ulp
 from tests.library.reference import rand
 
@@ -24,7 +23,6 @@ SHAPES = [
     (3, 33, 33, 1, 1, 40),
 ]
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
-needs_window = pytest.mark.skipif(not takes("window"), reason="this version of attention has no window")
 
 
 def chain(
@@ -133,7 +131,6 @@ def test_packed_sequences_of_query_key_and_value(device: str) -> None:
     assert (found[None, 20:].double() - chain(q, k, v, causal=True)[0]).abs().max() < 2e-3
 
 
-@needs_window
 @pytest.mark.parametrize("window", [(9, -1), (9, 0), (5, 3), (-1, 4), (0, 0)], ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_windows(window: tuple[int, int], causal: bool, device: str) -> None:
