@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ..arrays.tensors import as_tensor
 from ..choice.select import unsupported
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
-from ..library.abi import MAX_LISTED_PARTS, Library, MergeParams, MergePart
+from ..library.abi import MAX_LISTED_PARTS, Library
 from ..library.device import DeviceInfo, stream_getter
 from ..library.locate import Target
+from ..library.merge_abi import MergeParams, MergePart
 from ..library.registry import KernelInfo, Op, dtype_code, read_kernels
 from ..problem import DType
 from .checks import check_no_grad, dtype_name

@@ -28,6 +28,7 @@ from ..errors import (
 )
 from . import cpu_features
 from .locate import Target, locate
+from .merge_abi import MergeParams
 
 ABI_VERSION = 8
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
@@ -161,42 +162,6 @@ class RawBuildInfo(ctypes.Structure):
         ("space", c_char_p),
         ("archs", c_char_p),
         ("sanitizers", c_char_p),
-    ]
-
-
-class MergePart(ctypes.Structure):
-    """struct sdpa_merge_part: one partial result. Strides count elements."""
-
-    _fields_ = [
-        ("out", c_void_p),
-        ("lse", c_void_p),
-        ("out_stride", c_int64 * 3),
-        ("lse_stride", c_int64 * 3),
-    ]
-
-
-class MergeParams(ctypes.Structure):
-    """struct sdpa_merge_params: partial results, and where their merged one goes."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("dtype", c_int32),
-        ("out_dtype", c_int32),
-        ("num_parts", c_int32),
-        ("num_listed", c_int32),
-        ("batch", c_int32),
-        ("num_heads", c_int32),
-        ("seqlen_q", c_int32),
-        ("head_dim", c_int32),
-        ("reserved", c_int32),
-        ("parts", POINTER(MergePart)),
-        ("out_part_stride", c_int64),
-        ("lse_part_stride", c_int64),
-        ("sinks", c_void_p),
-        ("sink_stride", c_int64),
-        ("out", c_void_p),
-        ("lse", c_void_p),
-        ("out_stride", c_int64 * 3),
     ]
 
 

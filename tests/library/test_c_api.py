@@ -11,7 +11,7 @@ import pytest
 
 from generator.core.kernel import Accuracy, Op, Takes
 from sdpa_cutlass.choice.cost import fmha_fwd
-from sdpa_cutlass.library import abi, registry
+from sdpa_cutlass.library import abi, merge_abi, registry
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -33,8 +33,8 @@ _TYPES = {
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
     "void": None,
     "const float *": ctypes.c_void_p,
-    "const sdpa_merge_part *": ctypes.POINTER(abi.MergePart),
-    "const sdpa_merge_params *": ctypes.POINTER(abi.MergeParams),
+    "const sdpa_merge_part *": ctypes.POINTER(merge_abi.MergePart),
+    "const sdpa_merge_params *": ctypes.POINTER(merge_abi.MergeParams),
     "const sdpa_params *": ctypes.POINTER(abi.Params),
     "const sdpa_addresses *": ctypes.POINTER(abi.Addresses),
     "sdpa_plan *": ctypes.c_void_p,
@@ -48,8 +48,8 @@ STRUCTS = {
     "sdpa_addresses": abi.Addresses,
     "sdpa_detail": abi.Detail,
     "sdpa_kernel_info": abi.RawKernelInfo,
-    "sdpa_merge_part": abi.MergePart,
-    "sdpa_merge_params": abi.MergeParams,
+    "sdpa_merge_part": merge_abi.MergePart,
+    "sdpa_merge_params": merge_abi.MergeParams,
     "sdpa_build_info": abi.RawBuildInfo,
 }
 

@@ -276,7 +276,7 @@ typedef struct sdpa_merge_params {
   int32_t seqlen_q;
   int32_t head_dim;
   int32_t reserved;             /* 0 */
-  const sdpa_merge_part *parts; /* read before sdpa_merge_states returns */
+  const sdpa_merge_part *parts; /* in ordinary memory; read before sdpa_merge_states returns */
   int64_t out_part_stride;
   int64_t lse_part_stride;
   const float *sinks; /* a logit for each head that joins the sum and has no value: [num_heads], or null */
