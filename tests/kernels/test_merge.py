@@ -84,6 +84,17 @@ def test_a_row_without_keys_is_zero_whatever_its_parts_hold(dtype: torch.dtype, 
     assert torch.equal(lse[1, :, 2], sinks)
 
 
+@pytest.mark.parametrize("sink", [None, 900.0, -900.0], ids=str)
+@pytest.mark.parametrize("offsets", [(0, 300, -300), (-500, -400, 0), (1e4, 1e4, -1e4)], ids=str)
+def test_weights_do_not_overflow(
+    offsets: tuple[float, float, float], sink: float | None, device: str
+) -> None:
+    """Whichever part, or the sink, has the largest exponent."""
+    outs, lses = parts(3, (1, 2, 5, 32), device=device)
+    sinks = None if sink is None else torch.full((2,), sink, device=device)
+    check(outs, [lse + offset for lse, offset in zip(lses, offsets, strict=True)], sinks)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_part_comes_back_with_its_bits(dtype: torch.dtype, device: str) -> None:
     outs, lses = parts(1, (2, 2, 9, 24), dtype, device=device)
