@@ -151,12 +151,12 @@ COMBINES: tuple[Mutant, ...] = (
         "if (lse[i] != kNoKey) part[i] = load(first + i);",
         "if (lse[i] != kNoKey) part[i] = load(first + i);\n"
         "        if (i == kStages - 1) {\n"
-        "          const float swapped = lse[0];\n"
-        "          lse[0] = lse[1], lse[1] = swapped;\n"
-        "          const Vector moved = part[0];\n"
-        "          part[0] = part[1], part[1] = moved;\n"
+        "          const float swapped = lse[1];\n"
+        "          lse[1] = lse[2], lse[2] = swapped;\n"
+        "          const Vector moved = part[1];\n"
+        "          part[1] = part[2], part[2] = moved;\n"
         "        }",
-        "the first two parts of a batch change places in the sum",
+        "the second and third part of a batch change places in the sum",
         Check.IDENTITIES,
     ),
     _combine(
@@ -184,8 +184,8 @@ COMBINES: tuple[Mutant, ...] = (
         "rows_beyond_the_end",
         "row_of_cta >= params.rows_per_cta || index >= params.num_rows",
         "row_of_cta >= params.rows_per_cta",
-        "the last CTA writes rows that there are not",
-        Check.OUTSIDE,
+        "the last CTA reads and writes rows that there are not",
+        Check.GUARD_PAGES,
     ),
     _combine(
         "half_a_row_in_float32",
