@@ -164,7 +164,7 @@ def test_whoever_computes_with_a_mask_gets_the_tensor() -> None:
 
 
 def test_positions_of_earlier_releases_are_understood() -> None:
-    """Before transformers 5.3 the rows came as cache_position."""
+    """transformers 5.0 and earlier ones say with cache_position where the rows stand."""
     for (seqlen_q, seqlen_k, q_offset, kv_offset), pattern in itertools.product(
         SIZES, ("causal", "window 4")
     ):
