@@ -47,6 +47,7 @@ MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last wo
 _WIDEST = 16
 SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
+_SINKS = {2, 4}  # of 16 or 32 bits
 
 
 def loop_counts(kernel: KernelInfo) -> dict[str, int]:
@@ -84,10 +85,10 @@ def symbols(kernel: KernelInfo) -> list[str]:
 def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     """Widths that global loads of one of the functions may have, other than cp.async."""
     if kernel.is_split:
-        return _PARTS
+        return _PARTS | _SINKS
     widths = set(_Q_DIRECT) if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
     if kernel.is_general:
-        widths |= _LENGTHS | (_PHILOX if kernel.has_dropout else set())
+        widths |= _LENGTHS | _SINKS | (_PHILOX if kernel.has_dropout else set())
     mask_bytes = MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
     if mask_bytes is not None:
         run = 2 if kernel.has_dropout else 8  # neighbouring keys that a thread holds: kernel_traits.cuh

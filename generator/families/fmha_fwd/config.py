@@ -90,7 +90,9 @@ class FmhaFwd(Kernel):
         if not self.general:
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
-        takes |= Takes.WINDOW | Takes.SINKS
+        takes |= Takes.SINKS
+        if not (self.dropout and self.tile.block_m == self.head_dim == 128):  # kernel_traits.cuh: no registers
+            takes |= Takes.WINDOW
         if self.split:
             return takes | Takes.SPLITS
         takes |= Takes.BOOL

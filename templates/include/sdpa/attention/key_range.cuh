@@ -8,16 +8,11 @@
 // Which scores of the ends count is mask.cuh's business.
 #pragma once
 
-#include <type_traits>
-
 #include <cute/tensor.hpp>
 
 #include "sdpa/attention/sequence.cuh"
 
 namespace sdpa {
-
-template <class Traits>
-inline constexpr bool kMayHaveWindow = std::is_base_of_v<GeneralParams, typename Traits::Params>;
 
 struct KeyRange {
   int n_block_max;       // one past the last block that any row of the tile sees; 0 when there is none
@@ -40,12 +35,12 @@ struct KeyRange {
       const int first_key = first_position + sequence.causal_offset;
       seen_by_last = cute::max(cute::min(seen_by_last, last_key + 1), 0);
       seen_by_first = cute::max(cute::min(seen_by_first, first_key + 1), 0);
-      if constexpr (kMayHaveWindow<Traits>) {
+      if constexpr (Traits::kMayHaveWindow) {
         before_first = cute::max(first_position + sequence.window_offset, 0);
         before_last = cute::max(last_position + sequence.window_offset, 0);
       }
     }
-    if (kMayHaveWindow<Traits> && before_first >= seen_by_last) return {0, 0, 0, 0};
+    if (Traits::kMayHaveWindow && before_first >= seen_by_last) return {0, 0, 0, 0};
     return {(seen_by_last + Traits::kBlockN - 1) / Traits::kBlockN, seen_by_first / Traits::kBlockN,
             before_first / Traits::kBlockN, (before_last + Traits::kBlockN - 1) / Traits::kBlockN};
   }

@@ -7,7 +7,6 @@
 
 #include <cute/tensor.hpp>
 
-#include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/sequence.cuh"
 
 namespace sdpa {
@@ -24,12 +23,12 @@ SDPA_DEVICE void apply_mask(Scores &scores, const Coords &coords, int first_row,
     if constexpr (Traits::kMayBeCausal) {
       const int row = Traits::position(params, first_row + get<0>(coords(i, 0)));
       num_seen = cute::min(num_seen, row + sequence.causal_offset + 1 - first_col);
-      if constexpr (kMayHaveWindow<Traits>) num_before = row + sequence.window_offset - first_col;
+      if constexpr (Traits::kMayHaveWindow) num_before = row + sequence.window_offset - first_col;
     }
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
       const int col = get<1>(coords(i, j));
-      if (col >= num_seen || (kMayHaveWindow<Traits> && col < num_before)) scores(i, j) = -INFINITY;
+      if (col >= num_seen || (Traits::kMayHaveWindow && col < num_before)) scores(i, j) = -INFINITY;
     }
   }
 }

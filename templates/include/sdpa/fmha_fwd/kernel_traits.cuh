@@ -51,6 +51,8 @@ struct KernelTraits {
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
+  static constexpr bool kMayHaveWindow =
+      kIsGeneral && !(kHasDropout && kBlockM == 128 && kHeadDim == 128);  // that tile has no registers left
   static constexpr int kCtasPerSm = kCtasPerSm_;
 
   static constexpr int kThreads = 32 * kNWarps;

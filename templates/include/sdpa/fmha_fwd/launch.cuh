@@ -186,7 +186,8 @@ constexpr uint64_t takes() {
   uint64_t bits = Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
   if constexpr (!Traits::kIsGeneral) return bits | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
   bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM |
-          SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS;
+          SDPA_TAKES_SINKS;
+  if (Traits::kMayHaveWindow) bits |= SDPA_TAKES_WINDOW;
   if (Traits::kIsSplit) bits |= SDPA_TAKES_SPLITS;
   for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
     if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;

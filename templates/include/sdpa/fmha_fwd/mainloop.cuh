@@ -161,7 +161,7 @@ struct Mainloop {
       cute::copy(CopyAtom{}, tSsQ, tSrQ_view);
       Arch::syncthreads();  // Q is in registers everywhere: its room may take V
     }
-    const int n_block_min = kMayHaveWindow<Traits> ? keys.n_block_min : 0;
+    const int n_block_min = Traits::kMayHaveWindow ? keys.n_block_min : 0;
     int n_block = keys.n_block_max - 1 - group;
     if constexpr (kStages == 1) {
       if constexpr (Traits::kQByRing) {
@@ -308,7 +308,7 @@ struct Mainloop {
         slot_k = before(slot_k);
       }
     };
-    if constexpr (kMayHaveWindow<Traits>) {
+    if constexpr (Traits::kMayHaveWindow) {
       // The right end, the blocks that everyone sees, the left end. Both ends are one piece of code.
       int masked_from = keys.n_block_full;
       do {

@@ -36,6 +36,7 @@ struct KernelTraits {
   static constexpr int kStages = kStages_;
   static constexpr bool kIsCausal = kIsCausal_;
   static constexpr bool kMayBeCausal = kIsCausal_;
+  static constexpr bool kMayHaveWindow = false;
 
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
@@ -106,6 +107,7 @@ struct WarpgroupTile {
   static constexpr int kBlockM = kWarpgroupRows;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr bool kMayBeCausal = Traits::kMayBeCausal;
+  static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
   SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
 };
 
