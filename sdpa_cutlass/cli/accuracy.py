@@ -42,6 +42,7 @@ class Errors:
     max_err_out: float
     max_err_lse: float | None
     violation: str | None
+    bound_out: float | None = None  # what max_err_out may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Reference:
             max_err_lse = float((found - self.lse).abs().masked_fill(found == self.lse, 0).max())
             if not max_err_lse <= LSE_BOUND:
                 violations.append(f"max error of LSE {max_err_lse:.3g} > {LSE_BOUND:g}")
-        return Errors(max_err_out, max_err_lse, "; ".join(violations) or None)
+        return Errors(max_err_out, max_err_lse, "; ".join(violations) or None, bound)
 
 
 def half_ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -284,6 +284,7 @@ def _row(case: Case, settings: Settings, entry: _Entry, visible: float, computed
         tflops=_rounded(computed * case.flops / time_us / 1e6) if time_us else None,
         max_err_out=_rounded(errors.max_err_out) if errors else None,
         max_err_lse=_rounded(errors.max_err_lse) if errors else None,
+        bound_out=_rounded(errors.bound_out) if errors else None,
         status=entry.failure or note,
     )
 

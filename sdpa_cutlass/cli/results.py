@@ -1,4 +1,4 @@
-"""The one result format of this project, `{"format": 3, "env": {...}, "rows": [...]}`.
+"""The one result format of this project, `{"format": 4, "env": {...}, "rows": [...]}`.
 
 `env` describes the machine and the software (environment.py). There is one row per problem and provider: the
 problem, who computed it, how long that took and how wrong it was. Units: gpu_us and wall_us are microseconds
@@ -9,7 +9,8 @@ otherwise it says why not. floor_us is the least time that the hardware allows (
 
 load() refuses whatever is not exactly this; save() writes a file completely or not at all. Files of format 1
 had no "format" and no `visible`, for there were no masks: they are read as if it were 1. Those of format 2
-had no `alignment`, for all causal masks were top_left, and not the other keys of ADDED.
+had no `alignment`, for all causal masks were top_left, and not the other keys of ADDED. Those of format 3 had
+no `bound_out`, what max_err_out may be.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 PROVIDERS = (
     "fused",
     "plain",
@@ -52,6 +53,7 @@ ADDED: dict[int, dict[str, Any]] = {  # by format: keys that came with it, and w
         "loop_us": None,
         "floor_us": None,
     },
+    4: {"bound_out": None},
 }
 
 
@@ -88,6 +90,7 @@ class Row:
     tflops: float | None = None
     max_err_out: float | None = None
     max_err_lse: float | None = None
+    bound_out: float | None = None
     status: str = "ok"
 
     @property

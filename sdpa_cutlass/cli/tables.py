@@ -3,7 +3,8 @@
 One line per problem: kernel, time and speed of fused; time of piped, of the best torch backend and of the
 naive chain, each with the ratio of fused's speed to its own (above 1, fused is faster); the largest errors of
 fused. The suites of masks, `decode` and `wall` have columns of their own (mask_tables.py, decode_tables.py,
-wall_tables.py). What did not run is listed below its table.
+wall_tables.py). What did not run is listed below its table. Without a GPU every suite has the columns of
+cpu_tables.py instead.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdpa_cutlass.cli import decode_tables, mask_tables, wall_tables
+from sdpa_cutlass.cli import cpu_tables, decode_tables, mask_tables, wall_tables
 from sdpa_cutlass.cli.cells import error, number, ratio, time_us
 from sdpa_cutlass.cli.results import PEERS as INSTALLED
 from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.suites import MASK_SUITES
-from sdpa_cutlass.cli.summary import Comparison, by_suite, compare, failures, overall, tile
+from sdpa_cutlass.cli.summary import OURS, Comparison, by_suite, compare, failures, overall, tile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,10 +39,6 @@ HEADERS = (
 )
 LEFT_ALIGNED = ("problem", "fused kernel")
 PEERS = ("piped", "torch_flash", "best torch", "naive")
-CPU_WARNING = (
-    "No GPU was used: the kernels ran on a model of one, thread by thread. Correctness is what this shows; "
-    "times and ratios on a CPU mean nothing."
-)
 
 
 def cells(comparison: Comparison) -> list[str]:
@@ -72,6 +69,8 @@ class Layout(NamedTuple):
 
 def layout(suite: str, env: Mapping[str, Any] | None = None) -> Layout:
     """The columns that a suite is shown in; `env` is of the results, for what is relative to the machine."""
+    if not _is_of_gpu(env):
+        return Layout(cpu_tables.HEADERS, cpu_tables.cells)
     if suite == decode_tables.SUITE:
         return Layout(decode_tables.HEADERS, functools.partial(decode_tables.cells, env=env or {}))
     if suite == wall_tables.SUITE:
@@ -79,6 +78,11 @@ def layout(suite: str, env: Mapping[str, Any] | None = None) -> Layout:
     if suite in MASK_SUITES:
         return Layout(mask_tables.HEADERS, mask_tables.cells)
     return Layout(HEADERS, cells)
+
+
+def _is_of_gpu(env: Mapping[str, Any] | None) -> bool:
+    """Whether results with this `env` were measured on a GPU; without one they are taken to be."""
+    return env is None or env.get("gpu") is not None
 
 
 def heading(results: Results) -> str:
@@ -133,6 +137,14 @@ def footnotes(comparisons: Sequence[Comparison]) -> list[str]:
     return lines
 
 
+def _shown(comparisons: Sequence[Comparison], env: Mapping[str, Any]) -> Sequence[Comparison]:
+    """What the footnotes are about: without a GPU this library's families, the only ones in the table."""
+    if _is_of_gpu(env):
+        return comparisons
+    ours = ({name: row for name, row in one.rows.items() if name in OURS} for one in comparisons)
+    return [Comparison(rows) for rows in ours if rows]
+
+
 def show(results: Results, console: Console) -> None:
     """Prints one table per suite, with footnotes, then the conclusions."""
     from rich import box
@@ -161,10 +173,12 @@ def show(results: Results, console: Console) -> None:
         for comparison in group:
             table.add_row(*map(escape, columns.cells(comparison)))
         console.print(table)
-        for line in footnotes(group):
+        for line in footnotes(_shown(group, results.env)):
             console.print(f"  {escape(line)}", style="dim", highlight=False)
-    if results.env.get("gpu") is None:
-        console.print(CPU_WARNING, style="bold yellow", highlight=False)
+    if not _is_of_gpu(results.env):
+        for line in cpu_tables.conclusions(comparisons):
+            console.print(f"{escape(line)}", style="bold", highlight=False)
+        console.print(cpu_tables.NOTE, style="yellow", highlight=False)
     else:
         console.print()
         for line in conclusions(comparisons, results.env):
@@ -181,9 +195,9 @@ def to_markdown(results: Results) -> str:
         rule = ("---" if header in LEFT_ALIGNED else "---:" for header in columns.headers)
         lines += ["| " + " | ".join(columns.headers) + " |", "|" + "|".join(rule) + "|"]
         lines += ["| " + " | ".join(columns.cells(comparison)) + " |" for comparison in group]
-        lines += ["", *(f"- {line}" for line in footnotes(group)), ""]
-    if results.env.get("gpu") is None:
-        lines.append(CPU_WARNING)
+        lines += ["", *(f"- {line}" for line in footnotes(_shown(group, results.env))), ""]
+    if not _is_of_gpu(results.env):
+        lines += [*(f"- {line}" for line in cpu_tables.conclusions(comparisons)), "", cpu_tables.NOTE]
     else:
         lines += [f"- {line}" for line in conclusions(comparisons, results.env)]
     return "\n".join(lines) + "\n"

@@ -16,14 +16,15 @@ from tests.cli import rows as made
 KEYS = [
     "suite", "batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal",
     "alignment", "mask", "p_dropout", "visible", "provider", "kernel", "gpu_us", "gpu_us_spread", "wall_us",
-    "wall_us_spread", "loop_us", "floor_us", "input_sets", "tflops", "max_err_out", "max_err_lse", "status",
+    "wall_us_spread", "loop_us", "floor_us", "input_sets", "tflops", "max_err_out", "max_err_lse",
+    "bound_out", "status",
 ]  # fmt: skip
 
 
 def test_keys_are_the_published_ones() -> None:
     document = json.loads(results.to_json(made.results()))
     assert list(document) == ["format", "env", "rows"]
-    assert document["format"] == 3
+    assert document["format"] == 4
     assert [list(row) for row in document["rows"]] == [KEYS] * 6
 
 
@@ -52,13 +53,21 @@ def older(*keys: str) -> dict[str, Any]:
     return document
 
 
-SINCE_3 = ("alignment", "wall_us_spread", "loop_us", "floor_us", "input_sets")
+SINCE_4 = ("bound_out",)
+SINCE_3 = ("alignment", "wall_us_spread", "loop_us", "floor_us", "input_sets", *SINCE_4)
 
 
 def test_files_of_format_1_are_read() -> None:
     document = older("visible", *SINCE_3)
     for text in (json.dumps(document), json.dumps({"format": 1, **document})):
         assert results.from_json(text) == made.results()
+
+
+def test_files_of_format_3_are_read() -> None:
+    document = older(*SINCE_4)
+    assert results.from_json(json.dumps({"format": 3, **document})) == made.results()
+    with pytest.raises(ResultFormatError, match=r"row 0: missing keys \['bound_out'\]"):
+        results.from_json(json.dumps({"format": 4, **document}))
 
 
 def test_files_of_format_2_are_read() -> None:
@@ -95,7 +104,7 @@ REFUSED = {
     "a number of many digits": ('{"env": {"a": 1' + "0" * 5000 + '}, "rows": []}', "f: not JSON"),
     "a list": ("[]", "exactly the keys"),
     "a key too many": ('{"env": {}, "rows": [], "more": 1}', "exactly the keys"),
-    "a format to come": ('{"format": 4, "env": {}, "rows": []}', "format 4 is not among 1 to 3"),
+    "a format to come": ('{"format": 5, "env": {}, "rows": []}', "format 5 is not among 1 to 4"),
     "a format that is none": ('{"format": true, "env": {}, "rows": []}', "format True is not among"),
     "env": ('{"env": [], "rows": []}', "env must be an object"),
     "rows": ('{"env": {}, "rows": {}}', "rows must be a list"),
@@ -143,5 +152,5 @@ def test_csv() -> None:
     lines = results.to_csv(made.mission()).splitlines()
     assert lines[0] == ",".join(KEYS)
     problem = "mission,1,8,8,512,512,64,f16,False,top_left,none,0.0,1.0"
-    assert lines[5] == f"{problem},torch_efficient,,,,,,,,,,,,refused: too small"
+    assert lines[5] == f"{problem},torch_efficient,,,,,,,,,,,,,refused: too small"
     assert len(lines) == 7

@@ -63,12 +63,35 @@ def test_terminal() -> None:
     assert printed(made.results()).startswith(TERMINAL)
 
 
-def test_cpu_results_say_that_times_mean_nothing() -> None:
-    cpu = Results(made.ENV | {"gpu": None, "cpu": "Some CPU"}, [made.row("fused", None, wall_us=3e4)])
+CPU_TABLE = """\
+| problem | fused kernel | err O | bound O | err LSE | bound LSE | verdict | piped err O | piped verdict |
+|---|---|---:|---:|---:|---:|---:|---:|---:|
+| B1 H8 S512 D64 | m32n64_s1_w4 | 1.5e-04 | 3.0e-04 | 5.0e-07 | 1.0e-04 | right | - | refused |
+| B1 H8 S512 D64 causal | m32n64_s1_w4 | 4.0e-03 | 3.0e-04 | - | - | wrong | 2.0e-04 | right |
+"""
+
+
+def test_without_a_gpu_the_table_has_errors_bounds_and_verdicts() -> None:
+    kernel = "fmha_fwd_sm89_d64_m32n64_s1_w4_f16"
+    ours = {"wall_us": 3e4, "kernel": kernel, "bound_out": 3e-4}
+    rows = [
+        made.row("fused", None, max_err_out=1.5e-4, max_err_lse=5e-7, **ours),
+        made.row("piped", None, status="refused: no kernel"),
+        made.row("torch_cudnn", None, status="refused: torch has no such kernel"),
+        made.row("naive", None, wall_us=70.0),
+        made.row("fused", None, causal=True, max_err_out=4e-3, status="wrong: max error of O", **ours),
+        made.row("piped", None, causal=True, max_err_out=2e-4, wall_us=9e3),
+        made.row("naive", None, causal=True, wall_us=70.0),
+    ]
+    cpu = Results(made.ENV | {"gpu": None, "cpu": "Some CPU"}, rows)
+    assert CPU_TABLE in tables.to_markdown(cpu)
     for text in (printed(cpu), tables.to_markdown(cpu)):
         assert "times and ratios on a CPU mean nothing" in " ".join(text.split())
         assert "CPU: Some CPU" in text
-        assert "geometric" not in text
+        assert "fused: right on 1 of 2 problems" in text
+        assert "piped: right on 1 of 2 problems" in text
+        for word in ("geometric", "µs", "TFLOP", "torch_cudnn", "30000"):
+            assert word not in text
 
 
 def test_what_did_not_run_says_why() -> None:
