@@ -19,7 +19,7 @@ loader = importlib.machinery.ExtensionFileLoader("sdpa_cutlass._launcher", sys.a
 spec = importlib.util.spec_from_file_location(loader.name, sys.argv[1], loader=loader)
 module = importlib.util.module_from_spec(spec)
 loader.exec_module(module)
-assert module.CallTable().call(*[None] * 12) is None
+assert module.CallTable().call(*[None] * 13) is None
 print(module.version)
 """
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.registry import KernelInfo, Takes
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, random_qkv, random_sinks
@@ -172,7 +172,9 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
         p_dropout=draw(p_dropout) if kernel.has_dropout else 0.0,
         philox=PhiloxState(draw(words), draw(words)) if kernel.has_dropout else PhiloxState(0, 0),
         philox_on_device=draw(st.booleans()) if kernel.has_dropout else False,
-        window=draw(st.none() | st.tuples(limits(max(keys)), limits(max(rows)))),
+        window=draw(st.none() | st.tuples(limits(max(keys)), limits(max(rows))))
+        if Takes.WINDOW in kernel.takes
+        else None,
         sinks=draw(
             st.none()
             | st.tuples(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sdpa_cutlass.dropout import PhiloxState
+from sdpa_cutlass.library.registry import Takes
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv, run_case
 from tests.kernels.general_numerics import check_case
@@ -76,6 +77,8 @@ def test_next_to_a_mask(general_kernel: TestedKernel, dtype: torch.dtype) -> Non
 
 
 def test_next_to_dropout(dropout_kernel: TestedKernel) -> None:
+    if Takes.WINDOW not in dropout_kernel.info.takes:
+        pytest.skip("takes no window")
     inputs = random_qkv(dropout_kernel, 100, 230, batch=1)
     check_case(dropout_kernel, Case(**inputs, window=(60, 9), p_dropout=0.3, philox=PhiloxState(5, 6)))
 

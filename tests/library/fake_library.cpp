@@ -38,5 +38,6 @@ void sdpa_plan_free(sdpa_plan *) {}
 int sdpa_kernel_occupancy(int, int, int32_t *, int32_t *, int32_t *) { return SDPA_NOT_SUPPORTED; }
 int sdpa_prepare(int, int) { return SDPA_OK; }
 int sdpa_host_configure(uint64_t, int32_t) { return SDPA_HOST_CHECK; }
+int sdpa_merge_states(int, const sdpa_merge_params *, int, void *) { return SDPA_OK; }
 
 }  // extern "C"

@@ -98,7 +98,8 @@ def test_each_gate_is_noticed(code: dict[str, Any], info: dict[str, Any], compla
         ("_bias16", False, ("LDG.E.U16", "LDG.E.128"), True),
         ("_bias16", False, ("LDG.E.U8",), False),
         ("_bias32", False, ("LDG.E", "LDG.E.128"), True),
-        ("_bias32", False, ("LDG.E.U16",), False),
+        ("_bias32", False, ("LDG.E.U8",), False),
+        ("", False, ("LDG.E.U16",), True),  # a sink
     ],
 )
 def test_each_function_loads_its_own_kind_of_mask(

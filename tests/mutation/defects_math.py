@@ -119,8 +119,8 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="mask_adds_instead_of_selecting",
         header=_MASK,
-        old="if (col >= num_seen || (kMayHaveWindow<Traits> && col < num_before)) scores(i, j) = -INFINITY;",
-        new="if (col >= num_seen || (kMayHaveWindow<Traits> && col < num_before)) scores(i, j) += -INFINITY;",
+        old="if (col >= num_seen || (Traits::kMayHaveWindow && col < num_before)) scores(i, j) = -INFINITY;",
+        new="if (col >= num_seen || (Traits::kMayHaveWindow && col < num_before)) scores(i, j) += -INFINITY;",
         defect="a NaN in a key that nobody sees survives the mask",
         kernels=Kernels.RING,
         by=Check.IDENTITIES,

@@ -91,7 +91,7 @@ class FmhaFwd(Kernel):
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
         takes |= Takes.SINKS
-        if not (self.dropout and self.tile.block_m == self.head_dim == 128):  # kernel_traits.cuh: no registers
+        if not (self.dropout and self.tile.block_m == 128 and self.head_dim >= 64):  # no registers left
             takes |= Takes.WINDOW
         if self.split:
             return takes | Takes.SPLITS

@@ -18,7 +18,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 5;
 
-extern const char *const kGeneratorDigest = "97ac219dc6cdab9a5bec129d6ec29ce641d098d68d9122a297c00ba84a8d117e";
+extern const char *const kGeneratorDigest = "293edbe8344243f5fecb385abd385632d3908adfdbaefa8a02fc00a20adf8fe2";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

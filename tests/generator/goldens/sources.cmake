@@ -17,4 +17,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 97ac219dc6cdab9a5bec129d6ec29ce641d098d68d9122a297c00ba84a8d117e)
+set(SDPA_GENERATED_DIGEST 293edbe8344243f5fecb385abd385632d3908adfdbaefa8a02fc00a20adf8fe2)

@@ -52,7 +52,7 @@ struct KernelTraits {
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr bool kMayHaveWindow =
-      kIsGeneral && !(kHasDropout && kBlockM == 128 && kHeadDim == 128);  // that tile has no registers left
+      kIsGeneral && !(kHasDropout && kBlockM == 128 && kHeadDim >= 64);  // these tiles have no registers left
   static constexpr int kCtasPerSm = kCtasPerSm_;
 
   static constexpr int kThreads = 32 * kNWarps;

@@ -139,7 +139,7 @@ def test_what_every_release_kernel_takes_is_what_its_words_mean() -> None:
             Takes.DROPOUT: c.dropout,
             Takes.SMALLER_HEAD_DIM: c.general,
             Takes.SPLITS: c.split,
-            Takes.WINDOW: c.general and not (c.dropout and c.tile.block_m == c.head_dim == 128),
+            Takes.WINDOW: c.general and not (c.dropout and c.tile.block_m == 128 and c.head_dim >= 64),
             Takes.SINKS: c.general,
         }
         assert {bit: bit in c.takes for bit in Takes} == due, c.name
