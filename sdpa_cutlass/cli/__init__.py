@@ -1,13 +1,15 @@
 """`python -m sdpa_cutlass`: the commands' arguments, and nothing that takes time to import.
 
     bench      whole suites beside every peer, recorded in a folder
+    changes    what differs between two result files: times, regressions, machines
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
     profile    what a kernel's code is made of, and what bounds a launch
     tune       measures which kernel is the fastest where, and writes this GPU's tuned table
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
-this library failed or was wrong, 2 wrong usage or something missing.
+this library failed, was wrong or, in `changes` and `bench --against`, became slower, 2 wrong usage or
+something missing.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sdpa_cutlass {sdpa_cutlass.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bench_arguments.add_arguments(commands.add_parser("bench", help="whole suites, recorded in a folder"))
+    _add_changes(commands.add_parser("changes", help="what differs between two result files"))
     _add_compare(commands.add_parser("compare", help="fused, piped and every torch backend side by side"))
     _add_info(commands.add_parser("info", help="what was built, and what is found on this machine"))
     profiling.add_arguments(
@@ -47,6 +50,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     tuning.add_arguments(commands.add_parser("tune", help="measure which kernel is the fastest where"))
     return parser
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compares two result files problem by problem and provider: the later time over the earlier one, "
+        "with the noise of both respected. Exit status 1 when this library became slower or wrong somewhere."
+    )
+    parser.add_argument("before", type=Path, metavar="BEFORE", help="the earlier result file (.json)")
+    parser.add_argument("after", type=Path, metavar="AFTER", help="the later result file (.json)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli import bench
 
             return bench.run(options)
+        if options.command == "changes":
+            from sdpa_cutlass.cli import changes
+
+            return changes.run(options)
         if options.command == "compare":
             from sdpa_cutlass.cli import compare
 

@@ -10,7 +10,8 @@ way (measure.py) and adds what a record needs:
                 interrupted; at the end STEM.csv and pictures of speed, speed-up and roofline
 
 STEM is `<date>-<gpu>-<dtype>-<suites>`, with a number where that is taken: no file is ever replaced. The exit
-status is 1 when a row of this library is wrong or failed, or any time is below its floor.
+status is 1 when a row of this library is wrong or failed, any time is below its floor, or `--against` finds
+a regression (changes.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sdpa_cutlass.cli import (
     OK,
     CommandError,
     bench_plots,
+    changes,
     compare,
     environment,
     peers,
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(case.name for case in cases))
         return OK
     running.require_library(options.providers or results.PROVIDERS, device)
+    earlier = changes.load(options.against) if options.against else None
     console = running.make_console()
     bench = Bench(options, device, names, cases)
     console.print(f"writing {bench.path('.json')}", highlight=False, markup=False)
@@ -75,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     for name, about in found.env["peers"].items():
         console.print(f"  {name}: {about}", style="dim", highlight=False, markup=False)
     bench.write_the_rest(found, console)
-    return max(running.verdict(found, console), _impossible(found, console))
+    status = max(running.verdict(found, console), _impossible(found, console))
+    return max(status, changes.report(changes.find(earlier, found))) if earlier else status
 
 
 def find_cases(names: Sequence[str], options: argparse.Namespace, device: torch.device) -> list[Case]:

@@ -51,3 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write (default: benchmarks/results of a checkout for a GPU, build/bench for a CPU; "
         "elsewhere bench-results)",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="then compare with this earlier result file, as `changes` does; exit status 1 on regressions",
+    )
