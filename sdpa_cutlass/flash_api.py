@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .call.checks import check_no_grad
+from .call.extras import checked_window
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal
 from .public import api, varlen
@@ -197,11 +199,7 @@ def _check_tensors(tensors: dict[str, Any], allowed: str, *, dims: int) -> None:
             raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}; allowed is a torch.Tensor")
         if tensor.dim() != dims:
             raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed is {allowed}")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{name} requires grad, and this version has no backward pass: call it under torch.no_grad() "
-                f"or pass {name}.detach()"
-            )
+    check_no_grad(tensors)
 
 
 def _unpacked(name: str, packed: Any, allowed: str, *, dims: int) -> tuple[torch.Tensor, ...]:
@@ -237,24 +235,10 @@ def _options(
         "causal": Causal.BOTTOM_RIGHT if causal else None,
         "return_lse": bool(return_attn_probs),
     }
-    window = _window(window_size, causal=bool(causal))
-    if window is not None:
-        options["window"] = window
+    left, right = checked_window(window_size, "window_size")
+    if left >= 0 or (right >= 0 and not causal):
+        options["window"] = left, right
     return options
-
-
-def _window(window_size: Any, *, causal: bool) -> tuple[int, int] | None:
-    """`window_size`, checked; None where it hides nothing."""
-    try:
-        left, right = window_size
-        is_valid = type(left) is int and type(right) is int and left >= -1 and right >= -1
-    except (TypeError, ValueError):
-        is_valid = False
-    if not is_valid:
-        raise ArgumentError(f"window_size={window_size!r}; allowed are two integers from -1 on")
-    if causal:
-        right = 0
-    return None if left == -1 and (right == -1 or causal) else (left, right)
 
 
 def _returned(result: Any, return_attn_probs: bool) -> Returned:

@@ -170,17 +170,17 @@ def head_sinks(value: object, query: torch.Tensor) -> torch.Tensor:
     return sinks
 
 
-def checked_window(window: object) -> tuple[int, int]:
+def checked_window(window: object, name: str = "window") -> tuple[int, int]:
     """`window` as two integers. Raises ArgumentTypeError or ArgumentError for anything but (left, right)."""
     allowed = "allowed is (left, right): how many keys a row sees before and after its own, -1 for no limit"
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise ArgumentTypeError(f"window={window!r}; {allowed}")
+        raise ArgumentTypeError(f"{name}={window!r}; {allowed}")
     for limit in window:
         if isinstance(limit, bool) or not hasattr(limit, "__index__"):
-            raise ArgumentTypeError(f"window={window!r} has a {type(limit).__name__}; {allowed}")
+            raise ArgumentTypeError(f"{name}={window!r} has a {type(limit).__name__}; {allowed}")
     left, right = (operator.index(limit) for limit in window)
     if left < -1 or right < -1:
-        raise ArgumentError(f"window={window!r}; {allowed}")
+        raise ArgumentError(f"{name}={window!r}; {allowed}")
     return min(left, _INT32_MAX), min(right, _INT32_MAX)
 
 

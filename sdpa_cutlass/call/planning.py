@@ -147,7 +147,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
         if lse is not None:
             lse.fill_(-math.inf)
             if given.sinks is not None:
-                lse.copy_(given.sinks[:, None].expand(lse.shape))
+                lse.copy_(given.sinks[:, None])
         return Executed(result, lse, random_bits(philox, 0.0, query), None)
     q, k, v = map(checks.loadable, operands[:3])
     written = result

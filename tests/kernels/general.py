@@ -312,6 +312,15 @@ def make_case_params(
     return params, held
 
 
+def refusal_of(kernel: TestedKernel, case: Case, **changes: int) -> str | None:
+    """Why the library does not run `case` with these fields of sdpa_params; None when it does."""
+    params, _held = make_case_params(case, torch.empty_like(case.q), None)
+    params.num_splits = kernel.num_splits
+    for name, value in changes.items():
+        setattr(params, name, value)
+    return kernel.library.refusal(kernel.info.index, params)
+
+
 class SplitRoom:
     """Where the CTAs of a split kernel meet: a workspace of NaNs and counters of zero, both guarded."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, random_sinks, run_case
+from tests.kernels.general import Case, Lengths, random_qkv, random_sinks, refusal_of, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 from tests.kernels.test_window import all_splits
@@ -85,19 +85,13 @@ def test_sinks_are_not_scaled(lengths_kernel: TestedKernel, scale: float) -> Non
 def test_refused(lengths_kernel: TestedKernel, changes: dict[str, int], word: str) -> None:
     sinks = random_sinks(lengths_kernel, 2, torch.float32)
     case = Case(**random_qkv(lengths_kernel, 4, 9, batch=1), sinks=sinks)
-    params, _held = make_case_params(case, torch.empty_like(case.q), None)
-    params.num_splits = lengths_kernel.num_splits
-    index = lengths_kernel.info.index
-    assert lengths_kernel.library.refusal(index, params) is None
-    for name, value in changes.items():
-        setattr(params, name, value)
-    assert word in (lengths_kernel.library.refusal(index, params) or "")
+    assert refusal_of(lengths_kernel, case) is None
+    assert word in (refusal_of(lengths_kernel, case, **changes) or "")
 
 
 def test_plain_kernels_take_none(fused_kernel: TestedKernel) -> None:
     causal = Causal.TOP_LEFT if fused_kernel.info.is_causal else None
     sinks = random_sinks(fused_kernel, 2, torch.float32)
     case = Case(**random_qkv(fused_kernel, 8, 8), causal=causal, sinks=sinks)
-    params, _held = make_case_params(case, torch.empty_like(case.q), None)
-    reason = fused_kernel.library.refusal(fused_kernel.info.index, params)
+    reason = refusal_of(fused_kernel, case)
     assert "sinks is given; this kernel takes none" in (reason or "")

@@ -10,7 +10,7 @@ import torch
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.library.registry import Takes
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv, run_case
+from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv, refusal_of, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import random_mask
@@ -130,18 +130,12 @@ def test_offsets_at_the_ends_of_int32(lengths_kernel: TestedKernel, offset: int)
 )
 def test_refused(lengths_kernel: TestedKernel, changes: dict[str, int], word: str) -> None:
     case = Case(**random_qkv(lengths_kernel, 4, 9, batch=1), window=(3, 4))
-    params, _held = make_case_params(case, torch.empty_like(case.q), None)
-    params.num_splits = lengths_kernel.num_splits
-    index = lengths_kernel.info.index
-    assert lengths_kernel.library.refusal(index, params) is None
-    for name, value in changes.items():
-        setattr(params, name, value)
-    assert word in (lengths_kernel.library.refusal(index, params) or "")
+    assert refusal_of(lengths_kernel, case) is None
+    assert word in (refusal_of(lengths_kernel, case, **changes) or "")
 
 
 def test_plain_kernels_take_none(fused_kernel: TestedKernel) -> None:
     causal = Causal.TOP_LEFT if fused_kernel.info.is_causal else None
     case = Case(**random_qkv(fused_kernel, 8, 8), causal=causal, window=(3, 2))
-    params, _held = make_case_params(case, torch.empty_like(case.q), None)
-    reason = fused_kernel.library.refusal(fused_kernel.info.index, params)
+    reason = refusal_of(fused_kernel, case)
     assert "window is (3, 2); this kernel takes none" in (reason or "")

@@ -161,8 +161,8 @@ REFUSED: list[tuple[dict[str, Any], type[SdpaError], str]] = [
     ({"alibi_slopes": torch.ones(2)}, UnsupportedError, "alibi_slopes is given"),
     ({"return_attn_probs": True, "dropout_p": 0.1}, UnsupportedError, "return_attn_probs=True with dropout"),
     ({"window_size": (-2, 0)}, ArgumentError, r"window_size=\(-2, 0\)"),
-    ({"window_size": 3}, ArgumentError, "window_size=3"),
-    ({"window_size": (1.0, 2)}, ArgumentError, r"window_size=\(1.0, 2\)"),
+    ({"window_size": 3}, ArgumentTypeError, "window_size=3"),
+    ({"window_size": (1.0, 2)}, ArgumentTypeError, r"window_size=\(1.0, 2\)"),
     ({"dropout_p": 2.0}, ArgumentError, "dropout"),
 ]
 
