@@ -25,6 +25,7 @@ class Op(Enum):
 
     FORWARD = "forward"
     MERGE = "merge"  # of partial results
+    BACKWARD = "backward"  # gradients of attention
 
     @property
     def c_name(self) -> str:
@@ -182,7 +183,10 @@ class Kernel(Tagged, ABC):
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """The functions of which a launch takes one; none when a launch runs several that C++ derives."""
+        """The functions of which a launch takes one, and what prepares for it.
+
+        None when a launch runs several that C++ derives.
+        """
         return ()
 
     # ---- resources of one CTA ----

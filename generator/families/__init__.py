@@ -2,8 +2,9 @@
 
 from generator.core.family import Families
 from generator.families.combine import COMBINE
+from generator.families.fmha_bwd import FMHA_BWD
 from generator.families.fmha_fwd import FMHA_FWD
 from generator.families.fmha_fwd_sm90 import FMHA_FWD_SM90
 from generator.families.unfused import UNFUSED
 
-FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED, COMBINE)
+FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED, COMBINE, FMHA_BWD)

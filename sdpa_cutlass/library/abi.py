@@ -30,7 +30,7 @@ from . import cpu_features
 from .locate import Target, locate
 from .merge_abi import MergeParams
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 MAX_LISTED_PARTS = 32  # SDPA_MAX_LISTED_PARTS
 
@@ -120,6 +120,25 @@ class Addresses(ctypes.Structure):
     ]
 
 
+class BwdParams(ctypes.Structure):
+    """struct sdpa_bwd_params: the gradients of one problem, of which `forward` is all but those."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("forward", Params),
+        ("dout", c_void_p),
+        ("dlse", c_void_p),
+        ("dq", c_void_p),
+        ("dk", c_void_p),
+        ("dv", c_void_p),
+        ("dout_stride", c_int64 * 3),
+        ("dq_stride", c_int64 * 3),
+        ("dk_stride", c_int64 * 3),
+        ("dv_stride", c_int64 * 3),
+    ]
+
+
 class Detail(ctypes.Structure):
     """struct sdpa_detail."""
 
@@ -180,6 +199,9 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sdpa_prepare": (c_int, (c_int, c_int)),
     "sdpa_host_configure": (c_int, (c_uint64, c_int32)),
     "sdpa_merge_states": (c_int, (c_int, POINTER(MergeParams), c_int, c_void_p)),
+    "sdpa_bwd_can_implement": (c_int, (c_int, POINTER(BwdParams))),
+    "sdpa_bwd_workspace_bytes": (c_int, (c_int, POINTER(BwdParams), POINTER(c_uint64))),
+    "sdpa_bwd_launch": (c_int, (c_int, POINTER(BwdParams), c_int, c_void_p)),
 }
 """Every function of the ABI: result type and argument types."""
 
@@ -294,6 +316,22 @@ class Library:
         self._call(
             "sdpa_merge_states", f"kernel row {index}", index, ctypes.byref(params), device, c_void_p(stream)
         )
+
+    def backward_refusal(self, index: int, params: BwdParams) -> str | None:
+        """Why kernel `index` cannot make the gradients of `params`, or None when it can."""
+        status = self._functions["sdpa_bwd_can_implement"](index, ctypes.byref(params))
+        return None if status == OK else self.last_error() or f"status {status}"
+
+    def backward_workspace_bytes(self, index: int, params: BwdParams) -> int:
+        size = c_uint64()
+        arguments = (index, ctypes.byref(params), ctypes.byref(size))
+        self._call("sdpa_bwd_workspace_bytes", "workspace size", *arguments)
+        return size.value
+
+    def launch_backward(self, index: int, params: BwdParams, device: int, stream: int | None) -> None:
+        """Queues kernel `index`, which makes gradients, on `stream` of `device`."""
+        arguments = (index, ctypes.byref(params), device, c_void_p(stream))
+        self._call("sdpa_bwd_launch", f"kernel row {index}", *arguments)
 
     def _call(self, function: str, doing: str, *arguments: Any) -> None:
         self.check(self._functions[function](*arguments), doing)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class Family(Enum):
     """``FMHA_FWD``: the fused kernels, ``FMHA_FWD_SM90``: those of Hopper. ``UNFUSED``: GEMM → softmax →
-    GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`.
+    GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`. ``FMHA_BWD``:
+    those that make gradients.
 
     Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
     (`KernelInfo.serves`).
@@ -26,6 +27,7 @@ class Family(Enum):
     FMHA_FWD_SM90 = "fmha_fwd_sm90"
     UNFUSED = "unfused"
     COMBINE = "combine"
+    FMHA_BWD = "fmha_bwd"
 
     __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
 
@@ -35,6 +37,7 @@ class Op(Enum):
 
     FORWARD = 0  # attention
     MERGE = 1  # of partial results
+    BACKWARD = 2  # gradients of attention
 
 
 class Accuracy(Enum):
@@ -101,8 +104,11 @@ class KernelInfo:
         """Whether it competes where `asked` is asked for.
 
         FMHA_FWD stands for attention itself: any family's exact forward kernels compete. Others stand for
-        their own forward kernels. What computes something else is in no choice of attention's.
+        their own forward kernels, FMHA_BWD for all kernels that make gradients. What computes something
+        else is in no choice of attention's.
         """
+        if asked is Family.FMHA_BWD:
+            return self.op is Op.BACKWARD
         if self.op is not Op.FORWARD:
             return False
         if asked is Family.FMHA_FWD:

@@ -22,6 +22,9 @@ Status launch(int index, const KernelRow &row, const sdpa_params &params, int de
 // The same for a row that merges.
 Status merge(int index, const KernelRow &row, const sdpa_merge_params &params, int device, void *stream);
 
+// The same for a row that computes gradients.
+Status backward(int index, const KernelRow &row, const sdpa_bwd_params &params, int device, void *stream);
+
 // Loads the row's functions on `device` and sets what has to be set before its first launch.
 Status prepare(int index, const KernelRow &row, int device);
 

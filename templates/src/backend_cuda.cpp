@@ -217,6 +217,10 @@ Status merge(int index, const KernelRow &row, const sdpa_merge_params &params, i
   return launch_on(index, row, device, stream, [&] { return row.merge(params, stream); });
 }
 
+Status backward(int index, const KernelRow &row, const sdpa_bwd_params &params, int device, void *stream) {
+  return launch_on(index, row, device, stream, [&] { return row.backward(params, stream); });
+}
+
 Status prepare(int index, const KernelRow &row, int device) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();

@@ -31,6 +31,10 @@ Status merge(int /*index*/, const KernelRow &row, const sdpa_merge_params &param
   return row.merge(params, stream);
 }
 
+Status backward(int /*index*/, const KernelRow &row, const sdpa_bwd_params &params, int /*device*/, void *stream) {
+  return row.backward(params, stream);
+}
+
 Status prepare(int /*index*/, const KernelRow & /*row*/, int /*device*/) { return {}; }
 
 Status occupancy(int /*index*/, const KernelRow &row, int /*device*/, Occupancy & /*result*/) {

@@ -97,6 +97,16 @@ Status find_and_check(int index, const sdpa_merge_params *params, const KernelRo
   return status.ok() ? row->check_merge(*params) : status;
 }
 
+Status find_and_check(int index, const sdpa_bwd_params *params, const KernelRow *&row) {
+  row = find_row(index);
+  if (row == nullptr) return bad_index(index);
+  if (row->info.op != SDPA_OP_BACKWARD) return other_op(index, *row, "gradients");
+  if (params == nullptr) return null_argument("params");
+  Status status = check_size("params", params->struct_size, sizeof(sdpa_bwd_params));
+  if (status.ok()) status = check_size("params.forward", params->forward.struct_size, sizeof(sdpa_params));
+  return status.ok() ? check_backward(*row, *params) : status;
+}
+
 Status check_device(int device) {
   if (device >= 0) return {};
   return make_status(SDPA_INVALID_ARGUMENT, "device is %d; it must be a device ordinal, 0 or more", device);
@@ -258,6 +268,36 @@ int sdpa_merge_states(int index, const sdpa_merge_params *params, int device, vo
     Status status = sdpa::find_and_check(index, params, row);
     if (status.ok()) status = sdpa::check_device(device);
     return status.ok() ? sdpa::backend::merge(index, *row, *params, device, stream) : status;
+  });
+}
+
+int sdpa_bwd_can_implement(int index, const sdpa_bwd_params *params) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = nullptr;
+    return sdpa::find_and_check(index, params, row);
+  });
+}
+
+int sdpa_bwd_workspace_bytes(int index, const sdpa_bwd_params *params, uint64_t *bytes) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    if (bytes == nullptr) return sdpa::null_argument("bytes");
+    const KernelRow *row = nullptr;
+    const Status status = sdpa::find_and_check(index, params, row);
+    if (!status.ok()) return status;
+    *bytes = row->backward_workspace_bytes(*params);
+    return {};
+  });
+}
+
+int sdpa_bwd_launch(int index, const sdpa_bwd_params *params, int device, void *stream) {
+  return sdpa::guarded(__func__, [&]() -> Status {
+    const KernelRow *row = nullptr;
+    Status status = sdpa::find_and_check(index, params, row);
+    if (status.ok()) status = sdpa::check_backward_pointers(*row, *params);
+    if (status.ok()) status = sdpa::check_device(device);
+    if (!status.ok()) return status;
+    status = sdpa::backend::backward(index, *row, *params, device, stream);
+    return status.ok() ? status : sdpa::with_problem(status, *row, params->forward);
   });
 }
 

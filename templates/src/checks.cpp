@@ -172,6 +172,18 @@ Status check_row(const sdpa_kernel_info &info, const sdpa_params &params) {
   return {};
 }
 
+// The workspace that was given, of which `needed` bytes are used.
+Status check_workspace(const sdpa_kernel_info &info, const sdpa_params &params, uint64_t needed) {
+  if (needed == 0) return {};
+  if (params.workspace == nullptr || params.workspace_bytes < needed)
+    return make_status(SDPA_INVALID_ARGUMENT, "%s: workspace is %p with %" PRIu64 " bytes; this problem needs %" PRIu64,
+                       info.name, params.workspace, params.workspace == nullptr ? 0 : params.workspace_bytes, needed);
+  if (reinterpret_cast<uintptr_t>(params.workspace) % kWorkspaceAlignment != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "workspace is %p; it must be a multiple of %zu", params.workspace,
+                       static_cast<size_t>(kWorkspaceAlignment));
+  return {};
+}
+
 }  // namespace
 
 Status check_problem(const KernelRow &row, const sdpa_params &params) {
@@ -200,16 +212,32 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
     const Status aligned = check_element_alignment("split_arrivals", params.split_arrivals, sizeof(uint32_t));
     if (!aligned.ok()) return aligned;
   }
-  const uint64_t needed = workspace_bytes(row, params);
-  if (needed == 0) return {};
-  if (params.workspace == nullptr || params.workspace_bytes < needed)
-    return make_status(SDPA_INVALID_ARGUMENT, "%s: workspace is %p with %" PRIu64 " bytes; this problem needs %" PRIu64,
-                       row.info.name, params.workspace, params.workspace == nullptr ? 0 : params.workspace_bytes,
-                       needed);
-  if (reinterpret_cast<uintptr_t>(params.workspace) % kWorkspaceAlignment != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "workspace is %p; it must be a multiple of %zu", params.workspace,
-                       static_cast<size_t>(kWorkspaceAlignment));
-  return {};
+  return check_workspace(row.info, params, workspace_bytes(row, params));
+}
+
+Status check_backward(const KernelRow &row, const sdpa_bwd_params &params) {
+  const sdpa_params &forward = params.forward;
+  Status status = check_values(forward);
+  if (status.ok()) status = check_options(forward);
+  if (status.ok()) status = check_row(row.info, forward);
+  if (status.ok() && params.reserved != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "reserved is %u; it must be 0", params.reserved);
+  if (status.ok()) status = row.check_backward(params);
+  return status;
+}
+
+Status check_backward_pointers(const KernelRow &row, const sdpa_bwd_params &params) {
+  const sdpa_params &forward = params.forward;
+  const struct {
+    const char *name;
+    const void *pointer;
+  } tensors[] = {{"q", forward.q},     {"k", forward.k},     {"v", forward.v},
+                 {"out", forward.out}, {"dout", params.dout}, {"softmax_lse", forward.softmax_lse}};
+  for (const auto &tensor : tensors)
+    if (tensor.pointer == nullptr) return null_argument(tensor.name);
+  Status status = check_element_alignment("softmax_lse", forward.softmax_lse, sizeof(float));
+  if (status.ok()) status = check_element_alignment("dlse", params.dlse, sizeof(float));
+  return status.ok() ? check_workspace(row.info, forward, row.backward_workspace_bytes(params)) : status;
 }
 
 }  // namespace sdpa

@@ -20,6 +20,10 @@ Status check_problem(const KernelRow &row, const sdpa_params &params);
 // Pointers matter only once something runs: tensors, softmax_lse, the workspace.
 Status check_pointers(const KernelRow &row, const sdpa_params &params);
 
+// The same two for gradients.
+Status check_backward(const KernelRow &row, const sdpa_bwd_params &params);
+Status check_backward_pointers(const KernelRow &row, const sdpa_bwd_params &params);
+
 // The row's own, and room for counters behind it.
 uint64_t workspace_bytes(const KernelRow &row, const sdpa_params &params);
 

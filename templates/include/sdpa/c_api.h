@@ -1,4 +1,4 @@
-/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: fourteen functions and seven plain structs.
+/* The C ABI of libsdpa_cutlass and libsdpa_cutlass_host: seventeen functions and eight plain structs.
  *
  *   O = dropout(softmax(Q Kᵀ · softmax_scale + mask, sinks)) V
  *   Q [B, Hq, Sq, D]   K [B, Hkv, Sk, D]   V [B, Hkv, Sk, Dv]   O [B, Hq, Sq, Dv]
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 8
+#define SDPA_ABI_VERSION 9
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -148,7 +148,8 @@ typedef struct sdpa_plan sdpa_plan;
 /* What a kernel computes. */
 typedef enum sdpa_op {
   SDPA_OP_FORWARD = 0, /* attention: sdpa_launch and plans */
-  SDPA_OP_MERGE = 1    /* sdpa_merge_states */
+  SDPA_OP_MERGE = 1,   /* sdpa_merge_states */
+  SDPA_OP_BACKWARD = 2 /* gradients of attention: sdpa_bwd_launch */
 } sdpa_op;
 
 /* How near to the mathematics. A choice among kernels crosses no line of these unasked; later versions append. */
@@ -290,6 +291,30 @@ typedef struct sdpa_merge_params {
  * A row whose lse_i are all -inf becomes 0. What a part holds where its lse is -inf is not read. `index`: a row with
  * SDPA_OP_MERGE; checks what it is given first. Device and stream are those of sdpa_launch. */
 SDPA_API int sdpa_merge_states(int index, const sdpa_merge_params *params, int device, void *stream);
+
+/* The gradients of one attention problem. `forward` is what the forward was launched with: `out` and `softmax_lse` hold
+ * its results and are read; `softmax_lse` must be there. `workspace` and `workspace_bytes` are those of the backward;
+ * num_splits and split_arrivals mean nothing and must be 0. Strides count elements; the head dimension is contiguous. */
+typedef struct sdpa_bwd_params {
+  uint32_t struct_size; /* sizeof(sdpa_bwd_params) */
+  uint32_t reserved;    /* 0 */
+  sdpa_params forward;
+  const void *dout;  /* the gradient of out, and like it */
+  const float *dlse; /* the gradient of softmax_lse, with its strides; or null: zero */
+  void *dq;          /* like q; or null: not asked for. Sums are in float32, in an order that the problem decides */
+  void *dk;          /* like k */
+  void *dv;          /* like v */
+  int64_t dout_stride[3]; /* batch, head, row */
+  int64_t dq_stride[3];
+  int64_t dk_stride[3];
+  int64_t dv_stride[3];
+} sdpa_bwd_params;
+
+/* As sdpa_can_implement, sdpa_workspace_bytes and sdpa_launch, for a row with SDPA_OP_BACKWARD. Rows at or beyond a
+ * length become 0 in dq, dk and dv. The bits depend on the problem and the kernel alone. */
+SDPA_API int sdpa_bwd_can_implement(int index, const sdpa_bwd_params *params);
+SDPA_API int sdpa_bwd_workspace_bytes(int index, const sdpa_bwd_params *params, uint64_t *bytes);
+SDPA_API int sdpa_bwd_launch(int index, const sdpa_bwd_params *params, int device, void *stream);
 
 #ifdef __cplusplus
 }

@@ -23,7 +23,7 @@ struct Status {
 // printf-style. Long texts are cut, never overrun.
 Status make_status(sdpa_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-inline constexpr int kMaxFunctions = 4;  // of a row
+inline constexpr int kMaxFunctions = 5;  // of a row
 
 // What the generator says of a kernel, for its row.
 struct KernelFacts {
@@ -52,8 +52,13 @@ struct KernelRow {
   Status (*check_merge)(const sdpa_merge_params &params);
   Status (*merge)(const sdpa_merge_params &params, void *stream);
 
-  // The __global__ functions of which a launch takes one, for attributes and occupancy; the rest is null, and all of it
-  // for rows that launch several kernels.
+  // Of rows with SDPA_OP_BACKWARD; null in others. The arguments were checked as for those of SDPA_OP_FORWARD.
+  Status (*check_backward)(const sdpa_bwd_params &params);
+  uint64_t (*backward_workspace_bytes)(const sdpa_bwd_params &params);
+  Status (*backward)(const sdpa_bwd_params &params, void *stream);
+
+  // The __global__ functions of which a launch takes one, or one and what prepares for it, for attributes and
+  // occupancy; the rest is null, and all of it for rows that launch several kernels.
   const void *functions[kMaxFunctions];
   int32_t threads;
 };

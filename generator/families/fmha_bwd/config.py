@@ -1,0 +1,88 @@
+"""What a backward kernel is: `FmhaBwd`, the functions it is compiled into, and the resources of its CTA.
+
+A launch has CTAs of two roles. Those that own `block_n` keys go through query rows in steps of `block_m`;
+those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. The C++ headers compute shared
+memory by themselves; each generated unit asserts that both agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from generator.core.arch import Arch
+from generator.core.kernel import ELEMENT_BYTES, DType, Function, Kernel, Op, Takes, Tile, ceil_div
+from generator.families.fmha_fwd.config import MMA_M, MaskKind
+
+STATISTICS_BYTES = 8  # of a query row: LSE and delta
+
+# What a thread holds next to its accumulators: addresses, row statistics, fragments.
+OTHER_REGISTERS = 64
+
+# The state of Philox, and the bits of a tile.
+DROPOUT_REGISTERS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmhaBwdTile(Tile):
+    """How the CTAs of both roles divide their work; `block_m` and `block_n` are those of the keys role."""
+
+    dq_block_m: Annotated[int, "_q"]  # query rows that a CTA of the rows role owns
+    dq_block_n: Annotated[int, "k"]  # keys of one of its steps
+
+    def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(rows owned, rows of a step) of the keys role, and of the rows role."""
+        return (self.block_n, self.block_m), (self.dq_block_m, self.dq_block_n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmhaBwd(Kernel):
+    """One backward kernel: every head_dim up to its own, causal or not, lengths and windows at run time."""
+
+    family: ClassVar[str] = "fmha_bwd"
+    op: ClassVar[Op] = Op.BACKWARD
+    archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
+
+    tile: Annotated[FmhaBwdTile, "_"]
+    dtype: Annotated[DType, "_"]
+
+    @property
+    def takes(self) -> Takes:
+        takes = Takes.FULL | Takes.CAUSAL | Takes.UNDROPPED
+        takes |= Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
+        return takes | Takes.WINDOW | Takes.SINKS
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """One for each kind of mask that it takes, no mask first; the last one makes the row statistics."""
+        kinds = tuple(
+            Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
+            for kind in MaskKind
+            if kind.takes in self.takes
+        )
+        return (*kinds, Function(symbol=f"{self.name}_statistics", cpp_mask=MaskKind.NONE.cpp))
+
+    # ---- resources of one CTA ----
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of the role that needs more: what is owned, and what streams by."""
+        (keys, rows), (dq_rows, dq_keys) = self.tile.sides()
+        stages, row_bytes = self.tile.stages, self.head_dim * ELEMENT_BYTES
+        of_keys = 2 * (keys + stages * rows) * row_bytes + stages * rows * STATISTICS_BYTES
+        of_rows = 2 * (dq_rows + stages * dq_keys) * row_bytes
+        return max(of_keys, of_rows)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Registers of a thread that hold the gradients, S and dP at once."""
+        sums = (2, 1)  # dK and dV; dQ
+        return max(
+            ceil_div(owned, MMA_M * self.tile.warps) * (n * self.head_dim // 2 + streamed)
+            for n, (owned, streamed) in zip(sums, self.tile.sides(), strict=True)
+        )
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread. Not capped."""
+        return self.accumulator_registers + OTHER_REGISTERS

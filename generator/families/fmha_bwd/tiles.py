@@ -1,0 +1,80 @@
+"""THE file to edit for the backward kernels: which of them are built.
+
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>_q<dq_block_m>k<dq_block_n>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from generator.core.arch import Arch
+from generator.core.kernel import DType
+from generator.core.space import Listing
+from generator.families.fmha_bwd.config import FmhaBwd, FmhaBwdTile
+
+TilesByHeadDim = Mapping[int, Sequence[FmhaBwdTile]]
+
+
+def tiles(*names: str) -> tuple[FmhaBwdTile, ...]:
+    """The tiles of these names. Raises InvalidNameError."""
+    return tuple(FmhaBwdTile.parse(name) for name in names)
+
+
+# Smaller head dimensions are served by the next larger one.
+TILES: TilesByHeadDim = {
+    64: tiles("m64n64_s2_w4_q64k64"),
+    128: tiles("m64n64_s2_w4_q64k64"),
+}
+
+# The sweep, in fp16: what the keys role owns and streams, and the same for the rows role.
+SWEEP_KEYS = ((64, 64), (32, 128), (64, 128))  # block_m, block_n
+SWEEP_ROWS = ((64, 64), (128, 64), (128, 32))  # dq_block_m, dq_block_n
+SWEEP_WARPS = (4, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the spaces are made from; a test or a tool may pass its own."""
+
+    arch: Arch  # that the tiles were chosen for
+    tiles: TilesByHeadDim
+
+
+TABLES = Tables(arch=Arch.SM89, tiles=TILES)
+
+
+def smoke(tables: Tables = TABLES) -> Listing:
+    """The first tile of every head_dim, in one dtype by turns."""
+    kernels: list[FmhaBwd] = []
+    for i, (head_dim, listed) in enumerate(sorted(tables.tiles.items())):
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (tuple(DType)[i % 2],))
+    return Listing(kernels=kernels)
+
+
+def release(tables: Tables = TABLES) -> Listing:
+    """Every tile in every dtype."""
+    return Listing(kernels=_kernels(tables.arch, tables.tiles))
+
+
+def sweep(tables: Tables = TABLES) -> Listing:
+    """The product of the axes above, for every head_dim."""
+    swept = [
+        FmhaBwdTile(block_m=m, block_n=n, stages=2, warps=warps, dq_block_m=q, dq_block_n=k)
+        for (m, n), (q, k), warps in product(SWEEP_KEYS, SWEEP_ROWS, SWEEP_WARPS)
+    ]
+    return Listing(
+        tried=(
+            tuple(_kernels(tables.arch, {head_dim: (tile,)}, (DType.F16,)))
+            for head_dim, tile in product(tables.tiles, swept)
+        )
+    )
+
+
+def _kernels(
+    arch: Arch, table: TilesByHeadDim, dtypes: Iterable[DType] = tuple(DType)
+) -> Iterator[FmhaBwd]:
+    for head_dim, listed in table.items():
+        for tile, dtype in product(listed, dtypes):
+            yield FmhaBwd(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype)

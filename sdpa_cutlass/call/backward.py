@@ -1,0 +1,169 @@
+"""Gradients of one call: what the forward was given and what it gave → dq, dk and dv.
+
+    dV = (M ∘ P)ᵀ dO / p_keep      dS = P ∘ (M ∘ (dO Vᵀ) / p_keep - rowsum(dO ∘ O) + dLSE)
+    dQ = scale · dS K              dK = scale · dSᵀ Q
+
+Source of the method: Dao et al., "FlashAttention" (2022). Nothing here is differentiated by torch: see
+integrations/torch_autograd.py. Gradients have the shapes of the inputs as the caller gave them, and their strides
+where those are dense. Where an input was broadcast, its gradient is summed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..choice.backward import choose_backward, legal_kernels, why_none
+from ..errors import UnsupportedError
+from ..library.abi import BwdParams
+from ..library.device import stream_getter
+from ..library.locate import Target
+from . import checks
+from .launch import library_for, make_params
+from .planning import Bound, Inputs, Options, bind
+
+if TYPE_CHECKING:
+    import torch
+
+_ALIGNMENT = 256  # bytes, of a workspace
+
+Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
+
+
+class Results(NamedTuple):
+    """What the forward gave, and the gradients of it; `dlse` is None where nobody used softmax_lse."""
+
+    out: torch.Tensor
+    softmax_lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+
+
+def check_served(bound: Bound) -> None:
+    """Raises UnsupportedError where no kernel makes the gradients of this call. Launches nothing."""
+    problem = bound.problem
+    if problem.is_empty or bound.drops_everything:
+        return
+    library, device = library_for(bound.operands.query)
+    if not legal_kernels(library, problem, device):
+        raise UnsupportedError(
+            f"an input requires grad, and no backward kernel can run {problem}: "
+            f"{why_none(library, problem, device)}. Call it under torch.no_grad() or detach the inputs"
+        )
+
+
+def gradients(
+    options: Options, inputs: Inputs, results: Results, needs: tuple[bool, bool, bool]
+) -> Gradients:
+    """The gradients of query, key and value; None where `needs` does not ask for one.
+
+    `inputs` are those of the forward, with the `philox` that it used and without `out`. Raises the package's errors.
+    """
+    bound = bind(options, inputs)
+    grads = _empty_gradients(bound, inputs, needs)
+    if bound.problem.is_empty or bound.drops_everything:
+        for grad in grads:
+            if grad is not None:
+                grad.zero_()
+    else:
+        _launch(bound, inputs, results, grads)
+    return _as_given(bound, inputs, grads)
+
+
+def empty_gradients(options: Options, inputs: Inputs, needs: tuple[bool, bool, bool]) -> Gradients:
+    """What `gradients` returns, without values: tracing comes here."""
+    bound = bind(options, inputs, allow_meta=True)
+    return _as_given(bound, inputs, _empty_gradients(bound, inputs, needs))
+
+
+def _empty_gradients(bound: Bound, inputs: Inputs, needs: tuple[bool, bool, bool]) -> Gradients:
+    """Canonical, and as wide as kernels write them."""
+    operands = bound.operands
+    query, key, value = (
+        _empty_like(tensor) if needed else None
+        for tensor, needed in zip((operands.query, operands.key, operands.value), needs, strict=True)
+    )
+    return query, key, value
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """[B, H, S, D up to a multiple of 8], laid out as `tensor` is where that is dense and kernels can write it."""
+    head_dim = tensor.shape[3]
+    if head_dim > 0 and head_dim % 8 == 0:
+        like = sys.modules["torch"].empty_like(tensor)
+        if like.stride(3) == 1:
+            return like
+    return tensor.new_empty((*tensor.shape[:3], max(-(-head_dim // 8) * 8, 8)))
+
+
+def _as_given(bound: Bound, inputs: Inputs, grads: Gradients) -> Gradients:
+    """Canonical gradients in the shapes of the inputs."""
+    operands = bound.operands
+
+    def restored(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+        if grad is None:
+            return None
+        grad = grad[..., : like.shape[-1]]
+        if operands.rank > 4:
+            grad = grad.reshape(*operands.batch_shape, *grad.shape[1:])
+        grad = operands.layout.swapped(grad)
+        if grad.dim() > like.dim():
+            leading = tuple(range(grad.dim() - like.dim()))
+            is_broadcast = any(size != 1 for size in grad.shape[: len(leading)])
+            grad = grad.sum(leading) if is_broadcast else grad[(0,) * len(leading)]
+        return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
+
+    query, key, value = grads
+    return restored(query, inputs.query), restored(key, inputs.key), restored(value, inputs.value)
+
+
+def _launch(bound: Bound, inputs: Inputs, results: Results, grads: Gradients) -> None:
+    operands, problem, scale, given, _ = bound
+    torch = sys.modules["torch"]
+    q, k, v = map(checks.loadable, operands[:3])
+    out, dout = (checks.loadable(_canonical(bound, tensor)) for tensor in (results.out, results.dout))
+    lse_shape = operands.query.shape[:3]
+    lse = results.softmax_lse.reshape(lse_shape).contiguous()
+    dlse = None if results.dlse is None else results.dlse.reshape(lse_shape).to(torch.float32).contiguous()
+    if given.p_dropout:
+        given = given._replace(philox=inputs.philox)
+    forward = make_params(problem, scale, q, k, v, out, lse, given)
+    params = make_bwd_params(forward, dout, dlse, grads)
+    library, device = library_for(q)
+    kernel = choose_backward(library, problem, device, params)
+    size = library.backward_workspace_bytes(kernel.index, params)
+    workspace = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=q.device)
+    address = workspace.data_ptr()
+    params.forward.workspace = address + -address % _ALIGNMENT
+    params.forward.workspace_bytes = size
+    stream = stream_getter()(device.index) if device.target is Target.CUDA else None
+    library.launch_backward(kernel.index, params, device.index, stream)
+
+
+def _canonical(bound: Bound, tensor: torch.Tensor) -> torch.Tensor:
+    """out or its gradient as the caller sees it, [B, Hq, Sq, Dv]."""
+    operands = bound.operands
+    if operands.rank <= 4:
+        return operands.canonical_out(tensor)
+    merged = tensor.reshape(math.prod(operands.batch_shape), *tensor.shape[-3:])
+    return operands.layout.swapped(merged)
+
+
+def make_bwd_params(
+    forward: object, dout: torch.Tensor, dlse: torch.Tensor | None, grads: Gradients
+) -> BwdParams:
+    """The C struct, without a workspace. `dlse` has the strides of the softmax_lse in `forward`."""
+    params = BwdParams(
+        struct_size=ctypes.sizeof(BwdParams),
+        forward=forward,
+        dout=dout.data_ptr(),
+        dlse=None if dlse is None else dlse.data_ptr(),
+        dout_stride=dout.stride()[:3],
+    )
+    for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
+        if grad is not None:
+            setattr(params, name, grad.data_ptr())
+            setattr(params, f"{name}_stride", grad.stride()[:3])
+    return params

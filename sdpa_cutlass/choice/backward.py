@@ -1,0 +1,54 @@
+"""Problem → the kernel that makes its gradients: the cheapest legal one by the cost model."""
+
+from __future__ import annotations
+
+import functools
+
+from ..errors import NoKernelError
+from ..library.abi import BwdParams, Library
+from ..library.device import DeviceInfo
+from ..library.registry import Family, KernelInfo, read_kernels
+from ..problem import Problem
+from .select import mismatches, ranking, unsupported
+
+_NEAREST = 5  # refused kernels that an error lists
+
+
+def legal_kernels(library: Library, problem: Problem, device: DeviceInfo) -> tuple[KernelInfo, ...]:
+    """Those that their rows let make the gradients of `problem` on `device`, the cheapest first. May be empty."""
+    return tuple(kernel for kernel, _ in ranking(library, problem, Family.FMHA_BWD, device))
+
+
+def why_none(library: Library, problem: Problem, device: DeviceInfo) -> str:
+    """What speaks against each of the kernels that come nearest to `problem`, none of which is legal."""
+    rows = [kernel for kernel in read_kernels(library) if kernel.serves(Family.FMHA_BWD)]
+    if not rows:
+        return f"the library at {library.path} has no backward kernel"
+    found = []
+    for kernel in sorted(rows, key=lambda kernel: (len(mismatches(kernel, problem)), kernel.head_dim)):
+        elsewhere = unsupported(kernel, library, device)
+        reasons = mismatches(kernel, problem) + ([elsewhere] if elsewhere else [])
+        found.append(f"{kernel.name}: {'; '.join(reasons)}")
+    return ". ".join(found[:_NEAREST])
+
+
+def choose_backward(
+    library: Library, problem: Problem, device: DeviceInfo, params: BwdParams
+) -> KernelInfo:
+    """The kernel for `problem` with the strides and addresses of `params`. Raises NoKernelError."""
+    reason = ""
+    for kernel in legal_kernels(library, problem, device):
+        refusal = library.backward_refusal(kernel.index, params)
+        if refusal is None:
+            return kernel
+        reason = reason or f"{kernel.name}: {refusal}"
+    raise NoKernelError(
+        f"no backward kernel can run {problem}: {reason or why_none(library, problem, device)}"
+    )
+
+
+@functools.cache
+def largest_head_dim(library: Library, device: DeviceInfo) -> int:
+    """Of the backward kernels that run on `device`; 0 when there is none."""
+    rows = [kernel for kernel in read_kernels(library) if kernel.serves(Family.FMHA_BWD)]
+    return max((row.head_dim for row in rows if unsupported(row, library, device) is None), default=0)

@@ -1,0 +1,97 @@
+// The backward of attention in two launches, without atomics: the same bits in every run.
+//
+//   S = softmax_scale · Q Kᵀ (+ bias)   P = exp(S - LSE)   dP = (M ∘ (dO Vᵀ)) / k   dS = P ∘ (dP - delta)
+//   dV = (M ∘ P)ᵀ dO / k                dQ = softmax_scale · dS K                   dK = softmax_scale · dSᵀ Q
+//   delta = rowsum(dO ∘ O) - dLSE       M: dropout's keep mask, k = 1 - p_dropout; 1 without dropout
+//
+// The first launch makes delta and LSE in log2 units (preprocess.cuh). The second one has CTAs of two roles: those that
+// own keys make dK and dV, four multiplications a pair of tiles, those that own query rows make dQ, three. S and dP are
+// computed in both: FlexAttention's split (Dong et al., "Flex Attention", 2024) of FlashAttention's backward (Dao et al.,
+// 2022). What one CTA sums it sums in float32 and in an order that the problem decides.
+//
+// Read next: mainloop.cuh (both roles), row_range.cuh, epilogue.cuh; kernel_traits.cuh has the layouts.
+#pragma once
+
+#include "sdpa/attention/key_range.cuh"
+#include "sdpa/fmha_bwd/epilogue.cuh"
+#include "sdpa/fmha_bwd/mainloop.cuh"
+#include "sdpa/fmha_bwd/preprocess.cuh"
+
+namespace sdpa::fmha_bwd {
+
+template <class Traits>
+struct Kernel {
+  using Arch = typename Traits::Arch;
+
+  SDPA_DEVICE static void run(const Params &params) {
+    const int block_idx = Arch::block_idx();
+    if (block_idx < params.num_key_tiles) {
+      run_keys(params, block_idx);
+    } else {
+      run_rows(params, block_idx - params.num_key_tiles);
+    }
+  }
+
+ private:
+  // Key tile 0 has the most rows under a causal mask: it comes first.
+  SDPA_DEVICE static void run_keys(const Params &params, int index) {
+    using Role = typename Traits::Keys;
+    const TileScheduler &scheduler = params.key_scheduler;
+    WorkTile work = params.is_causal ? scheduler.template tile<true, false, CausalOrder::kLongestFirst>(index)
+                                     : scheduler.template tile<false, false, CausalOrder::kLongestFirst>(index);
+    if (params.is_causal) work.m_block = scheduler.num_m_blocks - 1 - work.m_block;
+    const OwnedTile tile = {work.m_block, work.bidb, work.bidh * params.heads_per_kv, work.bidh};
+    const Sequence sequence = Sequence::make(params, tile.bidb);
+    const int first_key = tile.block * Role::kBlockN;
+    const int keys = num_keys(params, tile.bidb);
+    if (first_key >= keys) return;
+
+    Tensor dk = make_accumulator<Role>();
+    Tensor dv = make_accumulator<Role>();
+    char *const smem = Arch::dynamic_smem();
+    const Range range = first_key < sequence.seqlen_k ? row_range<Role>(sequence, tile.block) : Range{0, 0, 0, 0};
+    if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dk, dv);
+    const auto store = [&](auto &acc, float scale, int which, const TensorRef &tensor, int num_cols) SDPA_INLINE_LAMBDA {
+      if (tensor.data == nullptr) return;
+      const int64_t offset = tile.bidb * tensor.batch_stride + tile.bidh_kv * tensor.head_stride +
+                             sequence.first_row_k * tensor.row_stride;
+      Epilogue<Role>::store(acc, scale, smem, which, tensor, offset, first_key, sequence.seqlen_k, keys, num_cols);
+    };
+    store(dk, params.score_scale, 0, params.dk, params.head_dim);
+    store(dv, params.dropout.keep_scale, 1, params.dv, params.head_dim_v);
+  }
+
+  SDPA_DEVICE static void run_rows(const Params &params, int index) {
+    using Role = typename Traits::Rows;
+    const WorkTile work =
+        params.is_causal ? params.scheduler.template tile<true, false, CausalOrder::kLongestFirst>(index)
+                         : params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(index);
+    const OwnedTile tile = {work.m_block, work.bidb, work.bidh, work.bidh_kv};
+    const Sequence sequence = Sequence::make(params, tile.bidb);
+    const int first_row = tile.block * Role::kBlockM;
+    if (first_row >= sequence.num_rows) return;
+
+    Tensor dq = make_accumulator<Role>();
+    char *const smem = Arch::dynamic_smem();
+    Range range = {0, 0, 0, 0};
+    if (first_row < sequence.seqlen_q) {
+      const KeyRange keys = KeyRange::make<Role>(params, sequence, tile.block);
+      range = {keys.n_block_min, keys.n_block_max, keys.n_block_full_min, keys.n_block_full};
+    }
+    if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dq, dq);
+    const TensorRef &tensor = params.dq;
+    const int64_t offset = tile.bidb * tensor.batch_stride + tile.bidh * tensor.head_stride +
+                           sequence.first_row_q * tensor.row_stride;
+    Epilogue<Role>::store(dq, params.score_scale, smem, 0, tensor, offset, first_row, sequence.seqlen_q,
+                          sequence.num_rows, params.head_dim);
+  }
+
+  template <class Role>
+  SDPA_DEVICE static auto make_accumulator() {  // ((2, 2), MMA_M, MMA_K)
+    Tensor acc = partition_fragment_C(typename Role::TiledMma{}, Shape<Int<Role::kOwn>, Int<Role::kHeadDim>>{});
+    clear(acc);
+    return acc;
+  }
+};
+
+}  // namespace sdpa::fmha_bwd

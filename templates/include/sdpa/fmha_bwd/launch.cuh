@@ -1,0 +1,208 @@
+// From the C ABI to a backward kernel: may it run this problem, with which Params, and the registry row that says so.
+// The only header that generated units of this family include.
+#pragma once
+
+#include <cfloat>
+#include <climits>
+#include <cmath>
+
+#include "sdpa/attention/checks.hpp"
+#include "sdpa/attention/constants.hpp"
+#include "sdpa/fmha_bwd/kernel.cuh"
+#include "sdpa/fmha_fwd/launch.cuh"
+#include "sdpa/registry.hpp"
+
+namespace sdpa::fmha_bwd {
+
+inline int64_t num_blocks(int length, int block) { return (int64_t{length} + block - 1) / block; }
+
+inline int64_t padded_rows(const sdpa_params &p) { return num_blocks(p.seqlen_q, kPaddedRows) * kPaddedRows; }
+
+template <class Traits>
+int64_t num_key_tiles(const sdpa_bwd_params &p) {
+  if (p.dk == nullptr && p.dv == nullptr) return 0;
+  return num_blocks(p.forward.seqlen_k, Traits::kBlockN) * p.forward.batch * p.forward.num_heads_kv;
+}
+
+template <class Traits>
+int64_t num_row_tiles(const sdpa_bwd_params &p) {
+  if (p.dq == nullptr) return 0;
+  return num_blocks(p.forward.seqlen_q, Traits::kDqBlockM) * p.forward.batch * p.forward.num_heads_q;
+}
+
+// Two floats a row.
+inline uint64_t workspace_bytes(const sdpa_bwd_params &p) {
+  return static_cast<uint64_t>(padded_rows(p.forward)) * p.forward.batch * p.forward.num_heads_q * sizeof(float2);
+}
+
+template <class Traits>
+Status check(const sdpa_bwd_params &params) {
+  const sdpa_params &p = params.forward;
+  if (int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 256)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a backward kernel takes sums below 2^31 - 256",
+                       p.seqlen_q, p.seqlen_k);
+  if (p.split_arrivals != nullptr)
+    return make_status(SDPA_INVALID_ARGUMENT, "split_arrivals is %p; a backward kernel takes null",
+                       static_cast<const void *>(p.split_arrivals));
+  if (params.dq == nullptr && params.dk == nullptr && params.dv == nullptr)
+    return make_status(SDPA_INVALID_ARGUMENT, "dq, dk and dv are null; at least one has to be asked for");
+  const int64_t statistics = padded_rows(p) * p.batch * p.num_heads_q / Preprocess<Traits>::kRowsPerCta;
+  const int64_t ctas = num_key_tiles<Traits>(params) + num_row_tiles<Traits>(params);
+  if (ctas > INT_MAX || statistics > INT_MAX)
+    return make_status(SDPA_NOT_SUPPORTED,
+                       "batch %d, num_heads_q %d, seqlen_q %d and seqlen_k %d make %lld CTAs; one launch has at most %d",
+                       p.batch, p.num_heads_q, p.seqlen_q, p.seqlen_k,
+                       static_cast<long long>(ctas > statistics ? ctas : statistics), INT_MAX);
+  const int batch_q = p.cu_seqlens_q ? 1 : p.batch;
+  const int batch_k = p.cu_seqlens_k ? 1 : p.batch;
+  const int extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
+  const int extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
+  const struct {
+    const char *name;
+    const void *data;
+    const int64_t (&stride)[3];
+    const int (&extent)[3];
+  } tensors[] = {{"q", p.q, p.q_stride, extent_q},
+                 {"k", p.k, p.k_stride, extent_kv},
+                 {"v", p.v, p.v_stride, extent_kv},
+                 {"out", p.out, p.out_stride, extent_q},
+                 {"dout", params.dout, params.dout_stride, extent_q},
+                 {"dq", params.dq, params.dq_stride, extent_q},
+                 {"dk", params.dk, params.dk_stride, extent_kv},
+                 {"dv", params.dv, params.dv_stride, extent_kv}};
+  for (const auto &tensor : tensors) {
+    const Status status = check_tensor(tensor.name, tensor.data, tensor.stride, tensor.extent);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+inline TensorRef to_tensor(const void *data, const int64_t (&stride)[3], bool is_packed) {
+  return {const_cast<void *>(data), is_packed ? 0 : stride[0], stride[1], stride[2]};
+}
+
+inline float finite(double value) {
+  return static_cast<float>(std::fmin(std::fmax(value, -double{FLT_MAX}), double{FLT_MAX}));
+}
+
+template <class Traits>
+Params to_params(const sdpa_bwd_params &given) {
+  const sdpa_params &p = given.forward;
+  const bool is_packed_q = p.cu_seqlens_q != nullptr, is_packed_k = p.cu_seqlens_k != nullptr;
+  Params params = {};
+  params.q = to_tensor(p.q, p.q_stride, is_packed_q);
+  params.k = to_tensor(p.k, p.k_stride, is_packed_k);
+  params.v = to_tensor(p.v, p.v_stride, is_packed_k);
+  params.out = to_tensor(p.out, p.out_stride, is_packed_q);
+  params.dout = to_tensor(given.dout, given.dout_stride, is_packed_q);
+  params.dq = to_tensor(given.dq, given.dq_stride, is_packed_q);
+  params.dk = to_tensor(given.dk, given.dk_stride, is_packed_k);
+  params.dv = to_tensor(given.dv, given.dv_stride, is_packed_k);
+  params.softmax_lse = p.softmax_lse;
+  params.dlse = given.dlse;
+  params.lse_batch_stride = is_packed_q ? 0 : p.lse_stride[0];
+  params.lse_head_stride = p.lse_stride[1];
+  params.seqlen_q = p.seqlen_q;
+  params.seqlen_k = p.seqlen_k;
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.num_heads_q = p.num_heads_q;
+  params.is_causal = p.is_causal;
+  params.is_bottom_right = p.causal_bottom_right;
+  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
+  params.window_left = p.has_window ? p.window_left : -1;
+  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
+  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
+  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+  params.dropout = fmha_fwd::to_dropout(p);
+  params.softmax_scale_log2 = finite(double{p.softmax_scale} * double{kLog2e});
+  params.p_keep = 1.f - p.p_dropout;
+  params.score_scale = finite(double{p.softmax_scale} / double{params.p_keep});
+  params.heads_per_kv = p.num_heads_q / p.num_heads_kv;
+  params.statistics = static_cast<float2 *>(p.workspace);
+  params.padded_rows = static_cast<int32_t>(padded_rows(p));
+  params.statistics_ctas = cutlass::FastDivmod(params.padded_rows / Preprocess<Traits>::kRowsPerCta);
+  params.heads_q = cutlass::FastDivmod(p.num_heads_q);
+  params.num_key_tiles = static_cast<int32_t>(num_key_tiles<Traits>(given));
+  params.scheduler =
+      TileScheduler::make(static_cast<int>(num_blocks(p.seqlen_q, Traits::kDqBlockM)), p.batch, p.num_heads_q,
+                          p.num_heads_kv, int64_t{4} * p.seqlen_k * Traits::kHeadDim);
+  params.key_scheduler =
+      TileScheduler::make(static_cast<int>(num_blocks(p.seqlen_k, Traits::kBlockN)), p.batch, p.num_heads_kv,
+                          p.num_heads_kv, int64_t{4} * p.seqlen_q * params.heads_per_kv * Traits::kHeadDim);
+  return params;
+}
+
+// A compiled function and what it was compiled for.
+template <class Traits_, void (*kKernel_)(Params)>
+struct Function {
+  using Traits = Traits_;
+  static constexpr auto kKernel = kKernel_;
+};
+
+// First's kernel makes the row statistics, and is launched before that of the other functions whose kind of mask is the
+// problem's.
+template <class First, class Function>
+Status launch_both(const sdpa_bwd_params &p, void *stream) {
+  using Traits = typename Function::Traits;
+  const Params params = to_params<Traits>(p);
+  const int64_t heads = int64_t{p.forward.batch} * p.forward.num_heads_q;
+  const Status status =
+      Traits::Arch::launch(First::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
+                           Traits::kThreads, /*smem_bytes=*/0, params, stream);
+  if (!status.ok()) return status;
+  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name,
+                              num_key_tiles<Traits>(p) + num_row_tiles<Traits>(p), Traits::kThreads, Traits::kSmemBytes,
+                              params, stream);
+}
+
+template <class First, class Function, class... Others>
+Status launch(const sdpa_bwd_params &p, void *stream) {
+  if (mask_kind(static_cast<MaskType>(p.forward.mask_type)) == Function::Traits::kMask)
+    return launch_both<First, Function>(p, stream);
+  if constexpr (sizeof...(Others) > 0) {
+    return launch<First, Others...>(p, stream);
+  } else {
+    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.forward.mask_type,
+                       Function::Traits::kFacts.name);
+  }
+}
+
+// What a kernel of these functions takes: the same that the generator says of it.
+template <class Traits, class... Others>
+constexpr uint64_t takes() {
+  uint64_t bits = Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
+  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM |
+          SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS;
+  for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
+    if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;
+    if (mask == MaskKind::kBias16) bits |= SDPA_TAKES_BIAS16;
+    if (mask == MaskKind::kBias32) bits |= SDPA_TAKES_BIAS32;
+  }
+  return bits;
+}
+
+// `First` makes the row statistics; then one function for each kind of mask, no mask first.
+template <class First, class Plain, class... Others, int kNumDetails>
+KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
+  using Traits = typename Plain::Traits;
+  static_assert(sizeof...(Others) + 2 <= kMaxFunctions);
+  static_assert(Traits::kFacts.op == SDPA_OP_BACKWARD);
+  static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
+                "the generator and the kernel disagree on what it takes");
+  static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
+  KernelRow row = sdpa::make_row(Traits::kFacts, details);
+  row.info.smem_bytes = Traits::kSmemBytes;
+  row.info.ctas_per_sm = Traits::kCtasPerSm;
+  row.check_backward = check<Traits>;
+  row.backward_workspace_bytes = workspace_bytes;
+  row.backward = launch<First, Plain, Others...>;
+  int index = 0;
+  row.functions[index++] = reinterpret_cast<const void *>(Plain::kKernel);
+  ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
+  row.functions[index] = reinterpret_cast<const void *>(First::kKernel);
+  row.threads = Traits::kThreads;
+  return row;
+}
+
+}  // namespace sdpa::fmha_bwd
