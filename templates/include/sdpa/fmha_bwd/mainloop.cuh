@@ -180,24 +180,26 @@ struct Mainloop {
 
         Tensor tSrS = product(slot, 0);                                                  // ((2, 2), MMA_M, MMA_N)
         Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
-        if (needs_mask) {
+        const float scale = params.softmax_scale_log2;
+        for_each_pair(scores, [&](int i, int j) SDPA_INLINE_LAMBDA {
+          if constexpr (kOwnsKeys) {
+            const float4 rows = pair_of(statistics, tScS, j);
+            scores(i, j) = fmaf(scores(i, j), scale, -rows.x);
+            scores(i, j + 1) = fmaf(scores(i, j + 1), scale, -rows.z);
+          } else {
+            scores(i, j) = fmaf(scores(i, j), scale, minus_lse[i]);
+            scores(i, j + 1) = fmaf(scores(i, j + 1), scale, minus_lse[i]);
+          }
+        });
+        if (needs_mask) {  // behind the scale, which may be negative or 0
           if constexpr (kOwnsKeys) {
             apply_row_mask(scores, tScS, first_own, first_stream, sequence);
           } else {
             apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
           }
         }
-        const float scale = params.softmax_scale_log2;
-        for_each_pair(scores, [&](int i, int j) SDPA_INLINE_LAMBDA {
-          if constexpr (kOwnsKeys) {
-            const float4 rows = pair_of(statistics, tScS, j);
-            scores(i, j) = Arch::exp2(fmaf(scores(i, j), scale, -rows.x));
-            scores(i, j + 1) = Arch::exp2(fmaf(scores(i, j + 1), scale, -rows.z));
-          } else {
-            scores(i, j) = Arch::exp2(fmaf(scores(i, j), scale, minus_lse[i]));
-            scores(i, j + 1) = Arch::exp2(fmaf(scores(i, j + 1), scale, minus_lse[i]));
-          }
-        });
+        CUTE_UNROLL
+        for (int i = 0; i < size(tSrS); ++i) tSrS(i) = Arch::exp2(tSrS(i));
         if constexpr (kOwnsKeys) {
           Tensor pairs = packed(tSrS);
           accumulate(acc1, pairs, slot, 1);
