@@ -4,8 +4,8 @@
     dQ = scale · dS K              dK = scale · dSᵀ Q
 
 Source of the method: Dao et al., "FlashAttention" (2022). Nothing here is differentiated by torch: see
-integrations/torch_autograd.py. Gradients have the shapes of the inputs as the caller gave them, and their strides
-where those are dense. Where an input was broadcast, its gradient is summed.
+integrations/torch_autograd.py. Gradients have the shapes of the inputs as the caller gave them, and their
+strides where those are dense. Where an input was broadcast, its gradient is summed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..choice.backward import choose_backward, legal_kernels, why_none
 from ..errors import UnsupportedError
@@ -22,13 +22,14 @@ from ..library.device import stream_getter
 from ..library.locate import Target
 from . import checks
 from .launch import library_for, make_params
-from .planning import Bound, Inputs, Options, bind
+from .planning import Bound
 
 if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 256  # bytes, of a workspace
 
+Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
 
 
@@ -55,30 +56,30 @@ def check_served(bound: Bound) -> None:
 
 
 def gradients(
-    options: Options, inputs: Inputs, results: Results, needs: tuple[bool, bool, bool]
+    bound: Bound, likes: Tensors, results: Results, philox: Any, needs: tuple[bool, bool, bool]
 ) -> Gradients:
     """The gradients of query, key and value; None where `needs` does not ask for one.
 
-    `inputs` are those of the forward, with the `philox` that it used and without `out`. Raises the package's errors.
+    `bound` is the forward's call, `likes` are query, key and value as the caller gave them, and `philox` is
+    what the forward used. Raises the package's errors.
     """
-    bound = bind(options, inputs)
-    grads = _empty_gradients(bound, inputs, needs)
-    if bound.problem.is_empty or bound.drops_everything:
+    grads = _empty_gradients(bound, needs)
+    is_computed = not (bound.problem.is_empty or bound.drops_everything)
+    if not is_computed or bound.given.cu_seqlens_q is not None:  # rows of no sequence
         for grad in grads:
             if grad is not None:
                 grad.zero_()
-    else:
-        _launch(bound, inputs, results, grads)
-    return _as_given(bound, inputs, grads)
+    if is_computed:
+        _launch(bound, results, philox, grads)
+    return _as_given(bound, likes, grads)
 
 
-def empty_gradients(options: Options, inputs: Inputs, needs: tuple[bool, bool, bool]) -> Gradients:
+def empty_gradients(bound: Bound, likes: Tensors, needs: tuple[bool, bool, bool]) -> Gradients:
     """What `gradients` returns, without values: tracing comes here."""
-    bound = bind(options, inputs, allow_meta=True)
-    return _as_given(bound, inputs, _empty_gradients(bound, inputs, needs))
+    return _as_given(bound, likes, _empty_gradients(bound, needs))
 
 
-def _empty_gradients(bound: Bound, inputs: Inputs, needs: tuple[bool, bool, bool]) -> Gradients:
+def _empty_gradients(bound: Bound, needs: tuple[bool, bool, bool]) -> Gradients:
     """Canonical, and as wide as kernels write them."""
     operands = bound.operands
     query, key, value = (
@@ -89,7 +90,7 @@ def _empty_gradients(bound: Bound, inputs: Inputs, needs: tuple[bool, bool, bool
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """[B, H, S, D up to a multiple of 8], laid out as `tensor` is where that is dense and kernels can write it."""
+    """[B, H, S, D up to a multiple of 8], laid out as `tensor` where that is dense and last in D."""
     head_dim = tensor.shape[3]
     if head_dim > 0 and head_dim % 8 == 0:
         like = sys.modules["torch"].empty_like(tensor)
@@ -98,7 +99,7 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:3], max(-(-head_dim // 8) * 8, 8)))
 
 
-def _as_given(bound: Bound, inputs: Inputs, grads: Gradients) -> Gradients:
+def _as_given(bound: Bound, likes: Tensors, grads: Gradients) -> Gradients:
     """Canonical gradients in the shapes of the inputs."""
     operands = bound.operands
 
@@ -115,11 +116,11 @@ def _as_given(bound: Bound, inputs: Inputs, grads: Gradients) -> Gradients:
             grad = grad.sum(leading) if is_broadcast else grad[(0,) * len(leading)]
         return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
 
-    query, key, value = grads
-    return restored(query, inputs.query), restored(key, inputs.key), restored(value, inputs.value)
+    query, key, value = (restored(*pair) for pair in zip(grads, likes, strict=True))
+    return query, key, value
 
 
-def _launch(bound: Bound, inputs: Inputs, results: Results, grads: Gradients) -> None:
+def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients) -> None:
     operands, problem, scale, given, _ = bound
     torch = sys.modules["torch"]
     q, k, v = map(checks.loadable, operands[:3])
@@ -128,7 +129,7 @@ def _launch(bound: Bound, inputs: Inputs, results: Results, grads: Gradients) ->
     lse = results.softmax_lse.reshape(lse_shape).contiguous()
     dlse = None if results.dlse is None else results.dlse.reshape(lse_shape).to(torch.float32).contiguous()
     if given.p_dropout:
-        given = given._replace(philox=inputs.philox)
+        given = given._replace(philox=philox)
     forward = make_params(problem, scale, q, k, v, out, lse, given)
     params = make_bwd_params(forward, dout, dlse, grads)
     library, device = library_for(q)

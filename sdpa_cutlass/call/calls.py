@@ -97,8 +97,9 @@ def run(
     if prepared is None:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        checks.check_no_grad({"query": query, "key": key, "value": value})
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
+        return _differentiable(options, Inputs(query, key, value, out))
     if not is_latest:
         call_table.add(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", None,
@@ -195,8 +196,10 @@ def run_general(
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        checks.check_no_grad({"query": query, "key": key, "value": value})
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
+        return _differentiable(options, inputs)
     if attn_mask is not None and attn_mask.requires_grad:
         checks.check_no_grad({"attn_mask": attn_mask})
     if sinks is not None and sinks.requires_grad:
@@ -302,6 +305,9 @@ def _run_unprepared(
     known = torch_inputs.resolved(inputs)
     if known is not inputs:
         inputs, signature = known, None
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+        return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands
     if inputs.out is not None:
@@ -314,6 +320,18 @@ def _run_unprepared(
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     cache.keep(signature, prepare(executed, inputs, bound, out, lse))
     return Result(out, lse, executed.philox)
+
+
+def _differentiable(options: Options, inputs: Inputs) -> Result:
+    """The call as a node of torch's graph."""
+    from ..integrations import torch_autograd
+
+    return torch_autograd.attention(options, inputs)
+
+
+def is_grad_enabled() -> bool:
+    """Whether torch records what is computed: only asked about inputs that require grad."""
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _find_is_dynamo_compiling() -> bool:

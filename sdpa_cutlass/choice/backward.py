@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 
 from ..errors import NoKernelError
@@ -9,13 +10,13 @@ from ..library.abi import BwdParams, Library
 from ..library.device import DeviceInfo
 from ..library.registry import Family, KernelInfo, read_kernels
 from ..problem import Problem
-from .select import mismatches, ranking, unsupported
+from .select import forced_pattern, mismatches, ranking, unsupported
 
 _NEAREST = 5  # refused kernels that an error lists
 
 
 def legal_kernels(library: Library, problem: Problem, device: DeviceInfo) -> tuple[KernelInfo, ...]:
-    """Those that their rows let make the gradients of `problem` on `device`, the cheapest first. May be empty."""
+    """Those whose rows say that they can, on `device`, the cheapest first. May be empty."""
     return tuple(kernel for kernel, _ in ranking(library, problem, Family.FMHA_BWD, device))
 
 
@@ -32,12 +33,16 @@ def why_none(library: Library, problem: Problem, device: DeviceInfo) -> str:
     return ". ".join(found[:_NEAREST])
 
 
-def choose_backward(
-    library: Library, problem: Problem, device: DeviceInfo, params: BwdParams
-) -> KernelInfo:
-    """The kernel for `problem` with the strides and addresses of `params`. Raises NoKernelError."""
+def choose_backward(library: Library, problem: Problem, device: DeviceInfo, params: BwdParams) -> KernelInfo:
+    """The kernel for `problem` with the strides and addresses of `params`. Raises NoKernelError.
+
+    `SDPA_CUTLASS_FORCE_KERNEL` narrows the choice as it does the forward's: see select.py.
+    """
+    forced = _forced(library)
     reason = ""
     for kernel in legal_kernels(library, problem, device):
+        if forced is not None and kernel.name not in forced:
+            continue
         refusal = library.backward_refusal(kernel.index, params)
         if refusal is None:
             return kernel
@@ -45,6 +50,16 @@ def choose_backward(
     raise NoKernelError(
         f"no backward kernel can run {problem}: {reason or why_none(library, problem, device)}"
     )
+
+
+@functools.cache
+def _forced(library: Library) -> frozenset[str] | None:
+    """The backward kernels whose names match the environment variable; None when it names none of them."""
+    pattern = forced_pattern()
+    if pattern is None:
+        return None
+    rows = (kernel for kernel in read_kernels(library) if kernel.serves(Family.FMHA_BWD))
+    return frozenset(kernel.name for kernel in rows if fnmatch.fnmatchcase(kernel.name, pattern)) or None
 
 
 @functools.cache

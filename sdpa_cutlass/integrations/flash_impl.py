@@ -62,6 +62,7 @@ def activate() -> _Handle:
 
 def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
     """The kernel of the aten operator for the devices in `served`; `original` takes the other calls."""
+    served = {device: head_dims._replace(backward=0) for device, head_dims in served.items()}
 
     def kernel(
         keyset: Any,

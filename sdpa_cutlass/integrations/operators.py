@@ -52,16 +52,22 @@ def no_lse(query: torch.Tensor) -> torch.Tensor:
 _BACKENDS = frozenset({torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA})
 
 
-def _autograd(op: Any, backend_kernel: Any) -> Any:
+def _autograd(op: Any, backend_kernel: Any, differentiable: Any = None) -> Any:
     """A kernel that refuses what torch would differentiate, and hands everything else on.
 
     To the backend's kernel if that comes next: the dispatcher would take longer than the rest of the call.
+    `differentiable`, if given, takes the arguments of calls whose query, key or value requires grad.
     """
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            _check_no_derivatives(_tensors_of(names, args))
+            tensors = _tensors_of(names, args)
+            if differentiable is not None and any(tensor.requires_grad for tensor in args[:3]):
+                _check_no_tangents(tensors)
+                if torch.is_grad_enabled():
+                    return differentiable(*args, **options)
+            _check_no_derivatives(tensors)
         rest = keyset & torch._C._after_ADInplaceOrView_keyset
         if rest.highestPriorityTypeId() in _BACKENDS:
             return backend_kernel(*args, **options)
@@ -84,6 +90,10 @@ def _tensors_of(names: Sequence[str], args: Sequence[Any]) -> dict[str, torch.Te
 
 def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
     checks.check_no_grad(tensors)
+    _check_no_tangents(tensors)
+
+
+def _check_no_tangents(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if torch_state.has_tangent(tensor):
             raise UnsupportedError(
@@ -91,20 +101,32 @@ def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
-def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
-    """Defines torch.ops.sdpa_cutlass.`name`, which autocast leaves alone, and gives it back."""
+def define(name: str, schema: str, kernel: Any, fake: Any, differentiable: Any = None) -> Any:
+    """Defines torch.ops.sdpa_cutlass.`name`, which autocast leaves alone, and gives it back.
+
+    `differentiable`: what a call is whose query, key or value requires grad. By default it is refused.
+    """
     _library.define(f"{name}{schema}", tags=_TAGS)
     op = getattr(torch.ops.sdpa_cutlass, name).default
     torch.library.register_fake(f"sdpa_cutlass::{name}", fake, lib=_library)
-    _library.impl(name, torch.compiler.disable(_autograd(op, kernel)), "Autograd", with_keyset=True)
+    _library.impl(
+        name, torch.compiler.disable(_autograd(op, kernel, differentiable)), "Autograd", with_keyset=True
+    )
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, torch.compiler.disable(kernel), device_type)  # else a graph break traces it
     return op
 
 
-def register(name: str, schema: str, kernel: Any, fake: Any, mask_position: int | None = None) -> None:
+def register(
+    name: str,
+    schema: str,
+    kernel: Any,
+    fake: Any,
+    mask_position: int | None = None,
+    differentiable: Any = None,
+) -> None:
     """`define` for an operator of attention: its first arguments are query, key and value."""
-    op = define(name, schema, kernel, fake)
+    op = define(name, schema, kernel, fake, differentiable)
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")
 

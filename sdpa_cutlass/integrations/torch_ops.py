@@ -10,10 +10,11 @@
 Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is None, "top_left" or
 "bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
 elements unless `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A
-traced call of `attention` draws it with torch.randint in front of the operator. They have no derivatives:
-inputs that require grad, also by torch.func or in forward mode, are refused. Importing this module
-registers the operators; the package does so itself when a public function is traced. Eager calls of the
-public functions do not come through here: the dispatcher costs more than the rest of the call.
+traced call of `attention` draws it with torch.randint in front of the operator. attention_forward is
+differentiable in query, key and value (torch_autograd.py); other inputs that require grad, and all in forward
+mode, are refused. Importing this module registers the operators; the package does so itself when a public
+function is traced. Eager calls of the public functions do not come through here: the dispatcher costs more
+than the rest of the call.
 """
 
 from __future__ import annotations
@@ -132,12 +133,31 @@ def _fake_forward_out(
     return lse
 
 
+def _differentiable(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    seqlens_q: torch.Tensor | None = None,
+    seqlens_k: torch.Tensor | None = None,
+    philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A call whose query, key or value requires grad."""
+    from . import torch_autograd
+
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
+    return torch_autograd.recorded(_options(**options), inputs)
+
+
 register(
     "attention_forward",
     f"(Tensor query, Tensor key, Tensor value, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward,
     _fake_forward,
     3,
+    _differentiable,
 )
 register(
     "attention_forward_out",

@@ -58,17 +58,22 @@ def refusal(
     dtype = query.dtype
     if not tracing and dtype not in DTYPES and not _is_any_autocast_enabled():
         return _DTYPE_REASONS[dtype]
-    if is_grad_enabled() and (
+    wants_gradient = is_grad_enabled() and (
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
         or (attn_mask is not None and attn_mask.requires_grad)
-    ):
+    )
+    if wants_gradient and attn_mask is not None and attn_mask.requires_grad:
         return "requires grad"
     device = query.device
     head_dims = served.get(device)
     if head_dims is None:
         return "device" if tracing else _device_reason(device)
+    if wants_gradient and (
+        query.dim() < 2 or value.dim() < 2 or max(query.shape[-1], value.shape[-1]) > head_dims.backward
+    ):
+        return "requires grad"
     if (dtype not in DTYPES or attn_mask is not None) and is_autocast_enabled(device.type):
         dtype = autocast_dtype(device.type, dtype)
         mask_dtype = None if attn_mask is None else autocast_dtype(device.type, attn_mask.dtype)

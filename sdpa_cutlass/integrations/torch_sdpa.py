@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..call.launch import check_device
+from ..choice.backward import largest_head_dim
 from ..choice.select import competing
 from ..errors import ArgumentError, DriverError, LaunchError, LibraryError, LibraryNotFoundError, SdpaError
 from ..library.abi import Library, library
@@ -48,8 +49,9 @@ class Usage:
 def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Usage:
     """Serves F.scaled_dot_product_attention from this library, in the whole process, until `disable`.
 
-    What the library cannot serve goes to torch as before: inputs that require grad or carry a forward-mode
-    gradient; a head_dim above the largest kernel's; dtypes but float16 and bfloat16; other devices; nested
+    What the library cannot serve goes to torch as before: inputs that require grad with a head_dim above the
+    largest backward kernel's, a mask that requires grad, and what carries a forward-mode gradient; a head_dim
+    above the largest kernel's; dtypes but float16 and bfloat16; other devices; nested
     tensors, tensor subclasses, vmap and tracing by torch.jit.trace or make_fx. So do calls inside a
     torch.nn.attention.sdpa_kernel that leaves out one of flash, mem-efficient, cuDNN and math, and calls that
     torch refuses, such as attn_mask together with is_causal: the error is torch's. Each such call is logged
@@ -114,6 +116,8 @@ class HeadDims(NamedTuple):
     """The largest with a mask, or where a kernel of a larger head_dim steps in; 0 when there is none."""
     dropout: int
     """The largest with dropout; 0 when there is none."""
+    backward: int = 0
+    """The largest of inputs that require grad; 0 when there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -378,4 +382,5 @@ def _head_dims(native: Library, device: DeviceInfo) -> HeadDims:
         plain=frozenset(row.head_dim for row in rows if not row.is_general),
         general=max((row.head_dim for row in general if not row.has_dropout), default=0),
         dropout=max((row.head_dim for row in general if row.has_dropout), default=0),
+        backward=largest_head_dim(native, device),
     )

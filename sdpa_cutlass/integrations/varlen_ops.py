@@ -122,11 +122,32 @@ def _fake_forward_out(
     return lse
 
 
+def _differentiable(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    philox: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A call whose query, key or value requires grad."""
+    from . import torch_autograd
+
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    inputs = Inputs(query, key, value, philox=philox, sinks=sinks)
+    return torch_autograd.recorded(_options(**options), inputs, lengths)
+
+
 register(
     "attention_varlen_forward",
     f"(Tensor query, Tensor key, Tensor value, {_LENGTHS}, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward,
     _fake_forward,
+    differentiable=_differentiable,
 )
 register(
     "attention_varlen_forward_out",

@@ -152,8 +152,8 @@ def run(
         prepared = signature = None
     if prepared is None:
         return _run_unprepared(options, inputs, lengths, signature, is_operator=is_operator)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        checks.check_no_grad({"query": query, "key": key, "value": value})
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and calls.is_grad_enabled():
+        return _differentiable(options, inputs, lengths)
     if sinks is not None and sinks.requires_grad:
         checks.check_no_grad({"sinks": sinks})
     if out is not None:
@@ -215,6 +215,9 @@ def _run_unprepared(
     known = torch_inputs.resolved(inputs)
     if known is not inputs:
         inputs, signature = known, None
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and calls.is_grad_enabled():
+        return _differentiable(options, inputs, lengths)
     bound = bind(options, inputs, lengths)
     operands, out = bound.operands, None
     if inputs.out is not None:
@@ -231,6 +234,13 @@ def _run_unprepared(
     prepared = planning.prepare(executed, inputs, bound, result, lse)
     _packed.keep(signature, prepared)
     return Result(result, lse, executed.philox)
+
+
+def _differentiable(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
+    """The call as a node of torch's graph."""
+    from ..integrations import torch_autograd
+
+    return torch_autograd.attention(options, inputs, lengths)
 
 
 def bind(options: Options, inputs: Inputs, lengths: Lengths, *, allow_meta: bool = False) -> Bound:

@@ -36,6 +36,8 @@ _TYPES = {
     "const sdpa_merge_part *": ctypes.POINTER(merge_abi.MergePart),
     "const sdpa_merge_params *": ctypes.POINTER(merge_abi.MergeParams),
     "const sdpa_params *": ctypes.POINTER(abi.Params),
+    "sdpa_params": abi.Params,
+    "const sdpa_bwd_params *": ctypes.POINTER(abi.BwdParams),
     "const sdpa_addresses *": ctypes.POINTER(abi.Addresses),
     "sdpa_plan *": ctypes.c_void_p,
     "const sdpa_plan *": ctypes.c_void_p,
@@ -50,6 +52,7 @@ STRUCTS = {
     "sdpa_kernel_info": abi.RawKernelInfo,
     "sdpa_merge_part": merge_abi.MergePart,
     "sdpa_merge_params": merge_abi.MergeParams,
+    "sdpa_bwd_params": abi.BwdParams,
     "sdpa_build_info": abi.RawBuildInfo,
 }
 

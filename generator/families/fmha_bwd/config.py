@@ -1,8 +1,8 @@
 """What a backward kernel is: `FmhaBwd`, the functions it is compiled into, and the resources of its CTA.
 
 A launch has CTAs of two roles. Those that own `block_n` keys go through query rows in steps of `block_m`;
-those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. The C++ headers compute shared
-memory by themselves; each generated unit asserts that both agree.
+those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. The C++ headers compute
+shared memory by themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
 from generator.core.kernel import ELEMENT_BYTES, DType, Function, Kernel, Op, Takes, Tile, ceil_div
-from generator.families.fmha_fwd.config import MMA_M, MaskKind
+from generator.families.fmha_fwd.config import MMA_M
 
 STATISTICS_BYTES = 8  # of a query row: LSE and delta
 
@@ -45,22 +45,24 @@ class FmhaBwd(Kernel):
 
     tile: Annotated[FmhaBwdTile, "_"]
     dtype: Annotated[DType, "_"]
+    dropout: Annotated[bool, "_dropout"] = False
 
     @property
     def takes(self) -> Takes:
-        takes = Takes.FULL | Takes.CAUSAL | Takes.UNDROPPED
+        takes = Takes.FULL | Takes.CAUSAL | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32
+        takes |= Takes.DROPOUT if self.dropout else Takes.UNDROPPED
         takes |= Takes.LENGTHS | Takes.PACKED | Takes.SMALLER_HEAD_DIM
         return takes | Takes.WINDOW | Takes.SINKS
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """One for each kind of mask that it takes, no mask first; the last one makes the row statistics."""
-        kinds = tuple(
-            Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
-            for kind in MaskKind
-            if kind.takes in self.takes
-        )
-        return (*kinds, Function(symbol=f"{self.name}_statistics", cpp_mask=MaskKind.NONE.cpp))
+        """One without masks and one that takes them, or one for both; the last one makes the row statistics.
+
+        What is `cpp_mask` elsewhere says here whether there may be a mask.
+        """
+        kinds = {"": "true"} if self.dropout else {"": "false", "_masked": "true"}
+        kinds["_statistics"] = "true"
+        return tuple(Function(symbol=self.name + word, cpp_mask=has_mask) for word, has_mask in kinds.items())
 
     # ---- resources of one CTA ----
 
@@ -85,4 +87,4 @@ class FmhaBwd(Kernel):
     @property
     def registers(self) -> int:
         """An estimate for one thread. Not capped."""
-        return self.accumulator_registers + OTHER_REGISTERS
+        return self.accumulator_registers + OTHER_REGISTERS + (DROPOUT_REGISTERS if self.dropout else 0)

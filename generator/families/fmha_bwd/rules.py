@@ -54,18 +54,15 @@ RULES: tuple[Rule[FmhaBwd], ...] = (
         f"tiles of keys are multiples of {GENERAL_BLOCK_N}",
         lambda c: (
             all(keys % GENERAL_BLOCK_N == 0 for keys in (c.tile.block_n, c.tile.dq_block_n))
-            or f"block_n {c.tile.block_n} or dq_block_n {c.tile.dq_block_n} is not a multiple of {GENERAL_BLOCK_N}"
+            or f"block_n {c.tile.block_n} or dq_block_n {c.tile.dq_block_n} is not a multiple of "
+            f"{GENERAL_BLOCK_N}"
         ),
     ),
     Rule(
         "loads",
         "a pass of the loads covers whole tiles",
         lambda c: (
-            all(
-                rows % (covered := load_rows_per_pass(c)) == 0
-                for side in c.tile.sides()
-                for rows in side
-            )
+            all(rows % (covered := load_rows_per_pass(c)) == 0 for side in c.tile.sides() for rows in side)
             or f"{c.tile.threads} threads load {covered} rows at once, which do not divide every tile"
         ),
     ),

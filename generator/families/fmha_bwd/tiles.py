@@ -1,6 +1,7 @@
 """THE file to edit for the backward kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>_q<dq_block_m>k<dq_block_n>.
+A tile is written as in the kernels' names:
+m<block_m>n<block_n>_s<stages>_w<warps>_q<dq_block_m>k<dq_block_n>.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def tiles(*names: str) -> tuple[FmhaBwdTile, ...]:
 # Smaller head dimensions are served by the next larger one.
 TILES: TilesByHeadDim = {
     64: tiles("m64n64_s2_w4_q64k64"),
-    128: tiles("m64n64_s2_w4_q64k64"),
+    128: tiles("m32n64_s2_w4_q64k64"),
 }
 
 # The sweep, in fp16, for every head_dim: as far as the rules allow.
@@ -54,31 +55,35 @@ TABLES = Tables(arch=Arch.SM89, tiles=TILES)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
-    """The first tile of every head_dim, in one dtype by turns."""
+    """The first tile of every head_dim, in one dtype by turns, one of two with dropout."""
     kernels: list[FmhaBwd] = []
     for i, (head_dim, listed) in enumerate(sorted(tables.tiles.items())):
-        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (tuple(DType)[i % 2],))
+        dtype = tuple(DType)[i % 2]
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (dtype,), (i % 4 in (1, 2),))
     return Listing(kernels=kernels)
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype."""
+    """Every tile in every dtype, with dropout and without."""
     return Listing(kernels=_kernels(tables.arch, tables.tiles))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:
-    """The tiles above, for every head_dim that ships."""
+    """The tiles above without dropout, for every head_dim that ships."""
     return Listing(
         tried=(
-            tuple(_kernels(tables.arch, {head_dim: (tile,)}, (DType.F16,)))
+            tuple(_kernels(tables.arch, {head_dim: (tile,)}, (DType.F16,), (False,)))
             for head_dim, tile in product(tables.tiles, SWEEP_TILES)
         )
     )
 
 
 def _kernels(
-    arch: Arch, table: TilesByHeadDim, dtypes: Iterable[DType] = tuple(DType)
+    arch: Arch,
+    table: TilesByHeadDim,
+    dtypes: Iterable[DType] = tuple(DType),
+    dropout: Iterable[bool] = (False, True),
 ) -> Iterator[FmhaBwd]:
     for head_dim, listed in table.items():
-        for tile, dtype in product(listed, dtypes):
-            yield FmhaBwd(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype)
+        for tile, dtype, has_dropout in product(listed, dtypes, dropout):
+            yield FmhaBwd(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype, dropout=has_dropout)

@@ -14,7 +14,9 @@ from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
 
 _KEYS_PRODUCTS = 4
 _ROWS_PRODUCTS = 3
-_SCORE_CYCLES = 12 / 128  # of one SM, for one score: exp2, a select, four multiplications and additions, two roundings
+_SCORE_CYCLES = (
+    12 / 128
+)  # of one SM, for one score: exp2, a select, four multiplications and additions, two roundings
 
 
 class FmhaBwd(Model):

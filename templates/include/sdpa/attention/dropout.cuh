@@ -80,19 +80,14 @@ struct Dropout {
     });
   }
 
- private:
-  static constexpr int kBlockN = Traits::kBlockN;
-  static constexpr int kMmaM = Traits::kMmaM;
-  static constexpr int kColumns = kMmaM == 1 && kBlockN % 64 == 0 ? 64 : 32;  // keys that are decided together
-  static constexpr int kBlocks = kMmaM * kColumns / 32;                       // Philox blocks of a thread then
-
   // Several blocks round by round, so that they share the key's schedule.
-  SDPA_DEVICE void philox(uint32_t (&words)[kBlocks][4]) const {
+  template <int kCount>
+  SDPA_DEVICE void philox(uint32_t (&words)[kCount][4]) const {
     uint32_t k0 = key[0], k1 = key[1];
     CUTE_UNROLL
     for (int round = 0; round < 7; ++round) {
       CUTE_UNROLL
-      for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kCount; ++b) {
         uint32_t (&c)[4] = words[b];
         const uint64_t product0 = uint64_t{0xD2511F53u} * c[0];
         const uint64_t product1 = uint64_t{0xCD9E8D57u} * c[2];
@@ -105,6 +100,12 @@ struct Dropout {
       k1 += 0xBB67AE85u;
     }
   }
+
+ private:
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kMmaM = Traits::kMmaM;
+  static constexpr int kColumns = kMmaM == 1 && kBlockN % 64 == 0 ? 64 : 32;  // keys that are decided together
+  static constexpr int kBlocks = kMmaM * kColumns / 32;                       // Philox blocks of a thread then
 };
 
 }  // namespace sdpa

@@ -42,11 +42,10 @@ struct RoleTraits {
   static constexpr int kStages = Kernel::kStages;
   static constexpr int kNWarps = Kernel::kNWarps;
   static constexpr int kThreads = Kernel::kThreads;
-  static constexpr MaskKind kMask = Kernel::kMask;
-  static constexpr bool kHasMask = kMask != MaskKind::kNone;
-  static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
+  static constexpr bool kHasMask = Kernel::kHasMask;
   static constexpr bool kHasDropout = Kernel::kHasDropout;
   static constexpr bool kIsGeneral = true;
+  static constexpr bool kPermuteKeys = false;
   static constexpr bool kMayBeCausal = true;
   static constexpr bool kMayHaveWindow = true;
 
@@ -54,20 +53,10 @@ struct RoleTraits {
   static_assert(kStream % 16 == 0 && kHeadDim % 16 == 0, "operands come in steps of 16");
   static_assert(kPaddedRows % kBlockM == 0, "tiles of rows read whole vectors of row statistics");
   static_assert(kStages >= 2, "the next tiles load while these are multiplied");
-  static_assert(!(kHasMask || kHasDropout) || kBlockN % 32 == 0, "masks and dropout go by blocks of 32 keys");
-  static_assert(!kHasDropout || kBlockM % 16 == 0);
+  static_assert(kBlockN % 32 == 0 && kBlockM % 16 == 0, "dropout goes by blocks of 16 rows and 32 keys");
   static_assert(sizeof(Element) == 2);
 
   SDPA_DEVICE static int position(const Params &, int row) { return row; }
-
-  // ---- order of the keys, for dense masks: as in fmha_fwd/kernel_traits.cuh ----
-  static constexpr bool kPermuteKeys = !kOwnsKeys && kHasMask && !kHasDropout;
-  static constexpr int kMaskRun = kPermuteKeys ? 8 : 2;
-  using KeyOrder =
-      std::conditional_t<kPermuteKeys,
-                         Layout<Shape<Shape<_2, _4, _4, Int<kBlockN / 32>>>, Stride<Stride<_1, _8, _2, _32>>>,
-                         Layout<Shape<Int<kBlockN>>, Stride<_1>>>;
-  using StreamOrder = std::conditional_t<kOwnsKeys, Layout<Shape<Int<kStream>>, Stride<_1>>, KeyOrder>;
 
   // ---- shared memory ----
   static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : kHeadDim % 32 == 0 ? 32 : 16;
@@ -106,7 +95,7 @@ struct RoleTraits {
 };
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          int kDqBlockM_, int kDqBlockN_, bool kHasDropout_, int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
+          int kDqBlockM_, int kDqBlockN_, bool kHasDropout_, int kCtasPerSm_, bool kHasMask_>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -120,7 +109,7 @@ struct KernelTraits {
   static constexpr int kDqBlockN = kDqBlockN_;
   static constexpr bool kHasDropout = kHasDropout_;
   static constexpr int kCtasPerSm = kCtasPerSm_;
-  static constexpr MaskKind kMask = kMask_;
+  static constexpr bool kHasMask = kHasMask_;  // may have one: a launch need not
 
   using Keys = RoleTraits<KernelTraits, Role::kKeys>;
   using Rows = RoleTraits<KernelTraits, Role::kRows>;

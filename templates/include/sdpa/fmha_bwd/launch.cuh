@@ -114,6 +114,7 @@ Params to_params(const sdpa_bwd_params &given) {
   params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
   params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
   params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+  if (p.mask != nullptr) params.mask = fmha_fwd::to_mask(p, 1);
   params.dropout = fmha_fwd::to_dropout(p);
   params.softmax_scale_log2 = finite(double{p.softmax_scale} * double{kLog2e});
   params.p_keep = 1.f - p.p_dropout;
@@ -140,15 +141,14 @@ struct Function {
   static constexpr auto kKernel = kKernel_;
 };
 
-// First's kernel makes the row statistics, and is launched before that of the other functions whose kind of mask is the
-// problem's.
-template <class First, class Function>
+// Statistics' kernel, then Function's.
+template <class Statistics, class Function>
 Status launch_both(const sdpa_bwd_params &p, void *stream) {
   using Traits = typename Function::Traits;
   const Params params = to_params<Traits>(p);
   const int64_t heads = int64_t{p.forward.batch} * p.forward.num_heads_q;
   const Status status =
-      Traits::Arch::launch(First::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
+      Traits::Arch::launch(Statistics::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
                            Traits::kThreads, /*smem_bytes=*/0, params, stream);
   if (!status.ok()) return status;
   return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name,
@@ -156,39 +156,40 @@ Status launch_both(const sdpa_bwd_params &p, void *stream) {
                               params, stream);
 }
 
-template <class First, class Function, class... Others>
+// The first function serves problems without a mask, the last one those with.
+template <class Statistics, class First, class... Last>
 Status launch(const sdpa_bwd_params &p, void *stream) {
-  if (mask_kind(static_cast<MaskType>(p.forward.mask_type)) == Function::Traits::kMask)
-    return launch_both<First, Function>(p, stream);
-  if constexpr (sizeof...(Others) > 0) {
-    return launch<First, Others...>(p, stream);
-  } else {
-    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.forward.mask_type,
-                       Function::Traits::kFacts.name);
+  static_assert(sizeof...(Last) <= 1);
+  if constexpr (sizeof...(Last) > 0) {
+    if (p.forward.mask != nullptr) return launch_both<Statistics, Last...>(p, stream);
   }
+  return launch_both<Statistics, First>(p, stream);
 }
 
-// What a kernel of these functions takes: the same that the generator says of it.
-template <class Traits, class... Others>
+// What a kernel takes whose last function has these Traits: the same that the generator says of it.
+template <class Traits>
 constexpr uint64_t takes() {
-  uint64_t bits = Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED;
-  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM |
-          SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS;
-  for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
-    if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;
-    if (mask == MaskKind::kBias16) bits |= SDPA_TAKES_BIAS16;
-    if (mask == MaskKind::kBias32) bits |= SDPA_TAKES_BIAS32;
-  }
-  return bits;
+  static_assert(Traits::kHasMask, "the last function takes masks");
+  return (Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED) | SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL |
+         SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_SMALLER_HEAD_DIM | SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS |
+         SDPA_TAKES_BOOL | SDPA_TAKES_BIAS16 | SDPA_TAKES_BIAS32;
 }
 
-// `First` makes the row statistics; then one function for each kind of mask, no mask first.
-template <class First, class Plain, class... Others, int kNumDetails>
+template <class First, class... Last>
+struct LastOf {
+  using Traits = typename First::Traits;
+};
+template <class First, class Last>
+struct LastOf<First, Last> {
+  using Traits = typename Last::Traits;
+};
+
+// Where one function serves all, it takes masks.
+template <class Statistics, class First, class... Last, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
-  using Traits = typename Plain::Traits;
-  static_assert(sizeof...(Others) + 2 <= kMaxFunctions);
+  using Traits = typename First::Traits;
   static_assert(Traits::kFacts.op == SDPA_OP_BACKWARD);
-  static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
+  static_assert(Traits::kFacts.takes == takes<typename LastOf<First, Last...>::Traits>(),
                 "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
   KernelRow row = sdpa::make_row(Traits::kFacts, details);
@@ -196,11 +197,11 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.check_backward = check<Traits>;
   row.backward_workspace_bytes = workspace_bytes;
-  row.backward = launch<First, Plain, Others...>;
+  row.backward = launch<Statistics, First, Last...>;
   int index = 0;
-  row.functions[index++] = reinterpret_cast<const void *>(Plain::kKernel);
-  ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
-  row.functions[index] = reinterpret_cast<const void *>(First::kKernel);
+  row.functions[index++] = reinterpret_cast<const void *>(First::kKernel);
+  ((row.functions[index++] = reinterpret_cast<const void *>(Last::kKernel)), ...);
+  row.functions[index] = reinterpret_cast<const void *>(Statistics::kKernel);
   row.threads = Traits::kThreads;
   return row;
 }

@@ -8,7 +8,7 @@
 //               heads of the key head stream by, head after head, and are summed in float32 in that order.
 //   rows role   A0 = Q, A1 = dO, B0 = K, B1 = V: acc0 = dQ.
 //
-// Scales are the epilogue's. B0 and B1 travel together, kStages - 1 tiles ahead, one barrier a tile.
+// A dense mask is added to the exponent (dense_mask.cuh), M comes from dropout.cuh. Scales are the epilogue's. B0 and B1 travel together, kStages - 1 tiles ahead, one barrier a tile.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -17,6 +17,8 @@
 #include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/mask.cuh"
 #include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_bwd/dense_mask.cuh"
+#include "sdpa/fmha_bwd/dropout.cuh"
 #include "sdpa/fmha_bwd/kernel_traits.cuh"
 #include "sdpa/fmha_bwd/row_range.cuh"
 #include "sdpa/fmha_fwd/mainloop.cuh"
@@ -79,7 +81,7 @@ struct Mainloop {
 
     // ---- global → shared ----
     using CopyA = fmha_fwd::TileCopy<Traits, kOwn>;
-    using CopyB = fmha_fwd::TileCopy<Traits, kStream, typename Traits::StreamOrder>;
+    using CopyB = fmha_fwd::TileCopy<Traits, kStream>;
     const auto load_b = [&](int head, int block, int slot) SDPA_INLINE_LAMBDA {
       const int rows_left = stream_length - block * kStream;
       const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, tid);
@@ -110,9 +112,8 @@ struct Mainloop {
     Tensor tSrA_view = copy_a.retile_D(tSrA);
     Tensor tSrB_view = copy_b.retile_D(tSrB);
     Tensor tGrBt_view = copy_bt.retile_D(tGrBt);
-    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kOwn>, Int<kStream>>{})
-                                           .compose(_, typename Traits::StreamOrder{}));  // → (own, streamed)
-    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));       // (rows, cols)
+    Tensor tScS_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kOwn>, Int<kStream>>{}));  // → (own, streamed)
+    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));              // (rows, cols)
 
     // A0 or A1 times B0ᵀ or B1ᵀ.
     const auto product = [&](int slot, int which) SDPA_INLINE_LAMBDA {  // ((2, 2), MMA_M, MMA_N)
@@ -163,11 +164,20 @@ struct Mainloop {
       }
     }
 
+    [[maybe_unused]] auto dropout = [&] {
+      if constexpr (Traits::kHasDropout) {
+        return Dropout<Traits>(params, WorkTile{0, tile.bidh, tile.bidh_kv, tile.bidb});
+      } else {
+        return nullptr;
+      }
+    }();
+
     // ---- one streamed tile ----
     const int first_own = tile.block * kOwn;
     int slot = 0;                 // of this tile
     int free_slot = kStages - 1;  // read by everyone before the next barrier
     for (int head = 0; head < num_heads; ++head) {
+      if constexpr (Traits::kHasDropout) dropout.head = tile.bidb * params.num_heads_q + tile.bidh + head;
       CUTE_NO_UNROLL
       for (int block = range.min; block < range.max; ++block) {
         Arch::template cp_async_wait<kStages - 2>();
@@ -198,15 +208,26 @@ struct Mainloop {
             apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
           }
         }
+        if constexpr (Traits::kHasMask) {
+          if (params.mask.data != nullptr)
+            add_mask<kOwnsKeys>(scores, tScS, params.mask, tile.bidb, tile.bidh + head, first_own, first_stream,
+                                sequence);
+        }
         CUTE_UNROLL
         for (int i = 0; i < size(tSrS); ++i) tSrS(i) = Arch::exp2(tSrS(i));
+        std::conditional_t<Traits::kHasDropout, KeepBits<Traits>, KeepAll> keep;
+        if constexpr (Traits::kHasDropout) keep.draw(dropout, tScS, first_own, first_stream);
         if constexpr (kOwnsKeys) {
-          Tensor pairs = packed(tSrS);
+          Tensor pairs = packed(tSrS, keep);
           accumulate(acc1, pairs, slot, 1);
         }
 
         Tensor tSrD = product(slot, 1);                                                 // dP
         Tensor grads = make_tensor(tSrD.data(), accumulator_rows_cols(tSrD.layout()));  // (rows, cols)
+        if constexpr (Traits::kHasDropout) {
+          CUTE_UNROLL
+          for (int i = 0; i < size(tSrD); ++i) tSrD(i) = keep(i) ? tSrD(i) : 0.f;
+        }
         for_each_pair(scores, [&](int i, int j) SDPA_INLINE_LAMBDA {
           if constexpr (kOwnsKeys) {
             const float4 rows = pair_of(statistics, tScS, j);
@@ -217,11 +238,11 @@ struct Mainloop {
             grads(i, j + 1) = scores(i, j + 1) * (grads(i, j + 1) - delta[i]);
           }
         });
-        if (needs_mask) {  // 0 times what a hidden element has as dP may be NaN
+        if (Traits::kHasMask || needs_mask) {  // 0 times what a hidden element has as dP may be NaN
           CUTE_UNROLL
           for (int i = 0; i < size(tSrD); ++i) tSrD(i) = tSrS(i) == 0.f ? 0.f : tSrD(i);
         }
-        Tensor pairs = packed(tSrD);
+        Tensor pairs = packed(tSrD, KeepAll{});
         accumulate(acc0, pairs, slot, 0);
 
         free_slot = slot;
@@ -254,13 +275,14 @@ struct Mainloop {
     }
   }
 
-  // fp32 → Element, in the same layout.
-  template <class Source>
-  SDPA_DEVICE static auto packed(const Source &source) {
+  // fp32 → Element, in the same layout; 0 for what is not kept.
+  template <class Source, class Keep>
+  SDPA_DEVICE static auto packed(const Source &source, const Keep &keep) {
     Tensor elements = make_tensor<Element>(source.layout());
     Tensor pairs = recast<uint32_t>(elements);
     CUTE_UNROLL
-    for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(source(2 * i), source(2 * i + 1));
+    for (int i = 0; i < size(pairs); ++i)
+      pairs(i) = arch::pack<Element>(keep(2 * i) ? source(2 * i) : 0.f, keep(2 * i + 1) ? source(2 * i + 1) : 0.f);
     return elements;
   }
 };

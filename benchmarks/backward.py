@@ -1,0 +1,247 @@
+"""Forward plus backward, and the backward alone, beside torch's backends: `python -m benchmarks.backward`.
+
+Shapes are those of FlashAttention-2's paper: 16384 tokens, 2048 = heads · head_dim, seqlen 512 to 16384,
+causal and not. Every time is that of a replayed CUDA graph; the providers take turns, round by round, and the
+median of the rounds counts. TFLOP/s count 3.5 forwards for forward plus backward and 2.5 for the backward, as
+that paper does. First, gradients are held to the numerics rule against float64, and repeated to the same
+bits. Prints a table; --json writes all rounds. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sdpa_cutlass import attention
+
+TOKENS, WIDTH = 16384, 2048
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+Tensors = tuple[torch.Tensor, ...]
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem: q, k and v are [batch, heads, seqlen, head_dim]."""
+
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    causal: bool
+    dtype: str
+
+    @property
+    def forward_flops(self) -> float:
+        """Of a forward, halved where causal."""
+        full = 4 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        return full / 2 if self.causal else full
+
+    def inputs(self, count: int) -> list[torch.Tensor]:
+        """Random tensors that require grad."""
+        size = (self.batch, self.heads, self.seqlen, self.head_dim)
+        dtype = getattr(torch, self.dtype)
+        return [torch.randn(size, device="cuda", dtype=dtype).requires_grad_() for _ in range(count)]
+
+
+def providers(shape: Shape) -> dict[str, Forward]:
+    """What computes attention, by name; backward follows through autograd."""
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = attention(q, k, v, causal="top_left" if shape.causal else None)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def torchs(backend: SDPBackend) -> Forward:
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
+
+        return run
+
+    return {"ours": ours} | {name: torchs(backend) for name, backend in BACKENDS.items()}
+
+
+def graphs(shape: Shape, forward: Forward) -> dict[str, Callable[[], None]]:
+    """Replays of forward plus backward, and of the backward alone."""
+    stream = torch.cuda.Stream()
+    inputs = shape.inputs(3)
+    dout = torch.randn_like(inputs[0]).detach()
+    found: dict[str, Callable[[], None]] = {}
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # loads what is loaded at first use
+            torch.autograd.grad(forward(*inputs), inputs, dout)
+        stream.synchronize()
+        both = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(both, stream=stream):
+            torch.autograd.grad(forward(*inputs), inputs, dout)
+        found["both"] = both.replay
+        out = forward(*inputs)
+        stream.synchronize()
+        alone = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(alone, stream=stream):
+            torch.autograd.grad(out, inputs, dout, retain_graph=True)
+        found["backward"] = alone.replay
+    return found
+
+
+def milliseconds(replay: Callable[[], None], budget_ms: float) -> float:
+    """Of one replay, in a run of as many as fit the budget."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    count = max(1, min(200, int(budget_ms / max(start.elapsed_time(end), 1e-3))))
+    start.record()
+    for _ in range(count):
+        replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / count
+
+
+def measure(shape: Shape, rounds: int, budget_ms: float) -> dict[str, Any]:
+    """Milliseconds of every provider and part, all rounds; a provider that cannot run says why."""
+    replays: dict[str, dict[str, Callable[[], None]]] = {}
+    refused = {}
+    for name, forward in providers(shape).items():
+        try:
+            replays[name] = graphs(shape, forward)
+        except Exception as error:  # whatever a backend raises for what it does not serve
+            refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            torch.cuda.synchronize()
+    times: dict[str, dict[str, list[float]]] = {
+        name: {part: [] for part in parts} for name, parts in replays.items()
+    }
+    for _ in range(rounds):
+        for name, parts in replays.items():
+            for part, replay in parts.items():
+                times[name][part].append(milliseconds(replay, budget_ms))
+    return {"shape": asdict(shape), "milliseconds": times, "refused": refused}
+
+
+def tflops(row: dict[str, Any], name: str, part: str) -> float | None:
+    """By the median round."""
+    rounds = row["milliseconds"].get(name, {}).get(part)
+    factor = 3.5 if part == "both" else 2.5
+    flops = factor * Shape(**row["shape"]).forward_flops
+    return flops / statistics.median(rounds) / 1e9 if rounds else None
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: TFLOP/s of both parts, and ours over flash."""
+    names = ["ours", *BACKENDS]
+    yield (
+        "| d | S | causal | "
+        + " | ".join(f"{name} f+b" for name in names)
+        + " | ours / flash | "
+        + " | ".join(f"{name} bwd" for name in names)
+        + " | ours / flash |"
+    )
+    yield "|--:|--:|:--|" + "--:|" * (2 * len(names) + 2)
+    for row in rows:
+        shape = Shape(**row["shape"])
+        cells = [str(shape.head_dim), str(shape.seqlen), "yes" if shape.causal else "no"]
+        for part in ("both", "backward"):
+            found = [tflops(row, name, part) for name in names]
+            cells += ["–" if value is None else f"{value:.0f}" for value in found]
+            cells.append(f"{found[0] / found[1]:.2f}" if found[0] and found[1] else "–")
+        yield "| " + " | ".join(cells) + " |"
+
+
+def reference(inputs: Tensors, dout: torch.Tensor, *, causal: bool, dtype: torch.dtype) -> Tensors:
+    """Gradients of the plain formula in `dtype`."""
+    q, k, v = (tensor.detach().to(dtype).requires_grad_() for tensor in inputs)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    out = torch.softmax(scores, dim=-1) @ v
+    return torch.autograd.grad(out, (q, k, v), dout.to(dtype))
+
+
+def check(shape: Shape, repeats: int) -> list[str]:
+    """What is wrong with our gradients; empty when nothing is."""
+    wrong = []
+    inputs = shape.inputs(3)
+    dout = torch.randn_like(inputs[0]).detach()
+    forward = providers(shape)["ours"]
+    grads = torch.autograd.grad(forward(*inputs), inputs, dout)
+    exact = reference(tuple(inputs), dout, causal=shape.causal, dtype=torch.float64)
+    plain = reference(tuple(inputs), dout, causal=shape.causal, dtype=inputs[0].dtype)
+    for name, grad, ref, other in zip(("dq", "dk", "dv"), grads, exact, plain, strict=True):
+        error, bound = (grad - ref).abs().max().item(), 2 * (other - ref).abs().max().item() + 1e-5
+        norm = (grad - ref).norm().item()
+        norm_bound = 1.5 * (other - ref).norm().item() + 1e-6 * ref.norm().item()
+        if not (error <= bound and norm <= norm_bound):
+            wrong.append(
+                f"{name} of {shape}: {error:.2e} of {bound:.2e}, norm {norm:.2e} of {norm_bound:.2e}"
+            )
+    for _ in range(repeats):
+        again = torch.autograd.grad(forward(*inputs), inputs, dout)
+        if not all(torch.equal(one, other) for one, other in zip(grads, again, strict=True)):
+            wrong.append(f"{shape}: other bits in another run")
+            break
+    return wrong
+
+
+def main() -> int:
+    """0 when all gradients keep to the rule."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--seqlens", type=int, nargs="+", default=list(SEQLENS))
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget-ms", type=float, default=20, help="of one provider's run in one round")
+    parser.add_argument("--repeats", type=int, default=50, help="of the check for the same bits")
+    parser.add_argument("--json", help="a file for all rounds")
+    options = parser.parse_args()
+    wrong = []
+    for head_dim in options.head_dims:
+        for seqlen, causal in ((1024, False), (1024, True), (1023, False), (777, True), (97, True)):
+            wrong += check(Shape(2, 3, seqlen, head_dim, causal, options.dtype), options.repeats)
+    print("\n".join(wrong) or "gradients: within the rule, the same bits in every run")
+    rows = []
+    for head_dim in options.head_dims:
+        for causal in (False, True):
+            for seqlen in options.seqlens:
+                batch, heads = max(TOKENS // seqlen, 1), WIDTH // head_dim
+                shape = Shape(batch, heads, seqlen, head_dim, causal, options.dtype)
+                rows.append(measure(shape, options.rounds, options.budget_ms))
+                torch.cuda.empty_cache()
+    print(f"TFLOP/s on {torch.cuda.get_device_name()}, {options.dtype}, median of {options.rounds} rounds")
+    print("\n".join(table(rows)))
+    for row in rows:
+        for name, reason in row["refused"].items():
+            print(f"{name} at {row['shape']}: {reason}")
+    if options.json:
+        facts = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "wrong": wrong,
+            "rows": rows,
+        }
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(facts, file, indent=1)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Attention as a node of torch's graph: what a call is whose query, key or value requires grad.
+
+A node saves the inputs, out, softmax_lse and what dropout drew from; its backward makes dq, dk and dv by the
+kernels of `call/backward.py`. Eager calls launch straight from here. What torch's dispatcher sees (traced
+calls, torch.func, the operators themselves) launches operators instead, backward included, so that compilers
+can trace both. A second derivative does not exist, and asking for one is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..call import backward, calls, checks, extras, planning
+from ..call.planning import Bound, Inputs, Options, Result
+from ..errors import UnsupportedError
+from ..library.registry import Family
+from ..public import varlen
+from ..public.varlen import Lengths
+from .operators import no_lse
+
+
+class Call(NamedTuple):
+    """What a node has to know besides its tensors."""
+
+    options: Options
+    bounds: tuple[Any, Any] | None  # max_seqlen_q and max_seqlen_k of packed sequences
+    philox: Any  # two integers; None where it is a tensor or there is none
+    is_operator: bool  # the dispatcher has the call
+
+
+class Rest(NamedTuple):
+    """Tensors that get no gradient; each may be None."""
+
+    attn_mask: Any = None
+    seqlens_q: Any = None
+    seqlens_k: Any = None
+    philox: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+
+
+class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch does not type
+    """forward(call, query, key, value, *rest) → out, softmax_lse."""
+
+    @staticmethod
+    def forward(call: Call, query: Any, key: Any, value: Any, *tensors: Any) -> tuple[Any, Any]:
+        options, rest = call.options._replace(return_lse=True), Rest(*tensors)
+        if call.is_operator:
+            with torch._C._AutoDispatchBelowAutograd():
+                return _operators().forward(call, options, query, key, value, rest)
+        inputs = Inputs(query, key, value, None, *rest[:3], _philox(call, rest), rest.sinks)
+        if call.bounds is None:
+            result = calls.run_general(*options, *inputs, is_operator=True)
+        else:
+            lengths = (rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
+            result = varlen.run(
+                *options[1:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks,
+                is_operator=True,
+            )  # fmt: skip
+        return result[0], result[1]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+        call, *tensors = inputs
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        query, key, value, *tensors, out, lse = ctx.saved_tensors
+        call, rest = ctx.call, Rest(*tensors)
+        needs = tuple(ctx.needs_input_grad[1:4])
+        if dout is None:
+            dout = torch.zeros_like(out)
+        is_differentiated = torch.is_grad_enabled()
+        with torch.no_grad():
+            results = backward.Results(out, lse, dout, dlse)
+            if call.is_operator:
+                grads = _operators().gradients(call, query, key, value, rest, results, needs)
+            else:
+                bound = _bind(call, query, key, value, rest)
+                likes = (query, key, value) if call.bounds is None else (query[None], key[None], value[None])
+                grads = backward.gradients(bound, likes, results, _philox(call, rest), needs)
+                if call.bounds is not None:
+                    grads = tuple(None if grad is None else grad[0] for grad in grads)
+        if is_differentiated:
+            grads = tuple(
+                None if grad is None else Once.apply(grad, dout, query, key, value) for grad in grads
+            )
+        return (None, *grads, *(None for _ in rest))
+
+
+class Once(torch.autograd.Function):  # type: ignore[misc]
+    """A gradient that depends on `grounds` in a way that this version cannot differentiate."""
+
+    @staticmethod
+    def forward(grad: Any, *grounds: Any) -> Any:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UnsupportedError(SECOND_DERIVATIVE)
+
+
+SECOND_DERIVATIVE = (
+    "the gradient of attention is differentiated again, and this version has no second derivative: leave out "
+    "create_graph=True, or take F.scaled_dot_product_attention under "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+)
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """Whether torch would record what is computed from these."""
+    return torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
+    )
+
+
+def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> Result:
+    """`calls.run_general`, or with `lengths` `varlen.run`, of eager inputs that require grad.
+
+    Raises UnsupportedError, before anything is launched, for what has no gradient or no backward kernel.
+    """
+    if inputs.out is not None:
+        raise UnsupportedError("out is given and an input requires grad: what is written cannot be recorded")
+    if options.family is not Family.FMHA_FWD:
+        raise UnsupportedError(
+            f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
+        )
+    query, key, value = checks.autocast_inputs(inputs.query, inputs.key, inputs.value)
+    mask = inputs.attn_mask
+    if mask is not None:
+        mask = extras.autocast_mask(mask, query)
+    check_no_other_grad(mask, inputs.sinks)
+    packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
+    bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
+    rest = Rest(mask, inputs.seqlens_q, inputs.seqlens_k, None, inputs.sinks, *packed)
+    call = Call(options, bounds, None, is_operator=False)
+    with torch.no_grad():
+        bound = _bind(call, query, key, value, rest)
+        backward.check_served(bound)
+        philox = planning.random_bits(inputs.philox, bound.given.p_dropout, query)
+    if isinstance(philox, torch.Tensor):
+        rest = rest._replace(philox=philox)
+    else:
+        call = call._replace(philox=philox)
+    out, lse = Attention.apply(call, query, key, value, *rest)
+    return Result(out, lse if options.return_lse else None, philox)
+
+
+def recorded(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Any, Any]:
+    """A call of the forward's operator: out and softmax_lse, which is empty unless it was asked for."""
+    if options.family is not Family.FMHA_FWD:
+        raise UnsupportedError(
+            f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
+        )
+    check_no_other_grad(inputs.attn_mask, inputs.sinks)
+    packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
+    bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
+    rest = Rest(inputs.attn_mask, inputs.seqlens_q, inputs.seqlens_k, inputs.philox, inputs.sinks, *packed)
+    call = Call(options, bounds, None, is_operator=True)
+    out, lse = Attention.apply(call, inputs.query, inputs.key, inputs.value, *rest)
+    return out, lse if options.return_lse else no_lse(inputs.query)
+
+
+def check_no_other_grad(attn_mask: Any, sinks: Any) -> None:
+    """Raises UnsupportedError for inputs of which this version makes no gradient."""
+    for name, tensor in (("attn_mask", attn_mask), ("sinks", sinks)):
+        if wants_gradient(tensor):
+            raise UnsupportedError(
+                f"{name} requires grad, and this version makes gradients of query, key and value alone: call "
+                f"it under torch.no_grad() or pass {name}.detach()"
+            )
+
+
+def _bind(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> Bound:
+    inputs = Inputs(query, key, value, None, *rest[:3], None, rest.sinks)
+    if call.bounds is None:
+        return planning.bind(call.options, inputs)
+    lengths = Lengths(rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
+    return varlen.bind(call.options, inputs, lengths)
+
+
+def _philox(call: Call, rest: Rest) -> Any:
+    """What dropout draws from. Without dropout nothing reads it."""
+    return call.philox if rest.philox is None else rest.philox
+
+
+def _operators() -> Any:
+    from . import backward_ops
+
+    return backward_ops

@@ -1,0 +1,172 @@
+"""What backward kernels compute, against autograd in float64: sizes, masks, dropout, lengths, heads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.problem import Causal
+from tests.kernels.backward import Case, check, execute, operands, prepare, run
+from tests.kernels.harness import HOST_THREADS, TestedKernel
+
+SIZES = [(1, 1), (1, 97), (97, 1), (64, 64), (63, 65), (65, 63), (130, 129), (113, 203), (203, 113)]
+
+
+def case_for(kernel: TestedKernel, seqlen_q: int, seqlen_k: int, **options: object) -> Case:
+    """A case that this kernel takes: its own head_dim, dropout where it has it."""
+    given: dict[str, object] = {"head_dim": kernel.info.head_dim}
+    if kernel.info.has_dropout:
+        given["p_dropout"] = 0.17
+    return Case(seqlen_q=seqlen_q, seqlen_k=seqlen_k, **(given | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", [None, *Causal])
+def test_sizes(backward_kernel: TestedKernel, causal: Causal | None) -> None:
+    for seqlen_q, seqlen_k in SIZES:
+        check(backward_kernel, case_for(backward_kernel, seqlen_q, seqlen_k, causal=causal))
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+def test_groups_of_heads_are_summed_in_float32(backward_kernel: TestedKernel, heads_kv: int) -> None:
+    case = case_for(
+        backward_kernel, 70, 67, batch=2, heads=4, heads_kv=heads_kv, causal=Causal.BOTTOM_RIGHT, bshd=True
+    )
+    check(backward_kernel, case)
+
+
+@pytest.mark.parametrize("causal", [None, *Causal])
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1.0])
+def test_scales(backward_kernel: TestedKernel, scale: float, causal: Causal | None) -> None:
+    """Seventy rows see no key under the bottom-right alignment."""
+    check(backward_kernel, case_for(backward_kernel, 133, 63, scale=scale, causal=causal))
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (40, 56), (56, 24)])
+def test_smaller_head_dims(backward_kernel: TestedKernel, head_dim: int, head_dim_v: int) -> None:
+    if max(head_dim, head_dim_v) > backward_kernel.info.head_dim:
+        pytest.skip("a larger head_dim than this kernel's")
+    check(backward_kernel, case_for(backward_kernel, 67, 70, head_dim=head_dim, head_dim_v=head_dim_v))
+
+
+MASKS = {
+    "bool": lambda: torch.rand(1, 2, 67, 133) < 0.5,
+    "bool_keys": lambda: torch.rand(2, 1, 1, 133) < 0.5,
+    "bias16": lambda: torch.randn(1, 1, 67, 133).half(),
+    "biasb16": lambda: torch.randn(2, 2, 67, 133).bfloat16(),
+    "bias32_transposed": lambda: torch.randn(1, 2, 133, 67).transpose(-1, -2),
+    "bias32_hides": lambda: torch.randn(1, 2, 67, 133).masked_fill(torch.rand(67, 133) < 0.4, -math.inf),
+    "bias_rows": lambda: torch.randn(1, 2, 67, 1),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("scale", [None, -0.2])
+def test_masks(backward_kernel: TestedKernel, kind: str, scale: float | None) -> None:
+    torch.manual_seed(0)
+    mask = MASKS[kind]()
+    case = case_for(backward_kernel, 67, 133, batch=2, heads=2, mask=mask, scale=scale)
+    check(backward_kernel, case)
+
+
+def test_rows_and_keys_that_a_mask_hides_whole(backward_kernel: TestedKernel) -> None:
+    mask = torch.rand(1, 1, 67, 70) < 0.5
+    mask[..., 3, :] = False
+    mask[..., 5] = False
+    dq, dk, dv = check(backward_kernel, case_for(backward_kernel, 67, 70, mask=mask, causal=Causal.TOP_LEFT))
+    assert not dq[..., 3, :].any()
+    assert not dk[..., 5, :].any()
+    assert not dv[..., 5, :].any()
+
+
+@pytest.mark.parametrize("causal", [None, *Causal])
+@pytest.mark.parametrize("window", [(0, 0), (20, 7), (-1, 3), (70, -1)])
+def test_windows(backward_kernel: TestedKernel, window: tuple[int, int], causal: Causal | None) -> None:
+    for seqlen_q, seqlen_k in ((133, 150), (150, 67)):
+        check(backward_kernel, case_for(backward_kernel, seqlen_q, seqlen_k, window=window, causal=causal))
+
+
+def test_sinks_and_the_gradient_of_lse(backward_kernel: TestedKernel) -> None:
+    sinks = torch.tensor([0.5, -2.0])
+    for options in ({}, {"sinks": sinks}, {"sinks": sinks, "causal": Causal.BOTTOM_RIGHT}):
+        for with_dlse in (False, True):
+            case = case_for(backward_kernel, 97, 65, heads=2, with_dlse=with_dlse, **options)
+            check(backward_kernel, case)
+
+
+@pytest.mark.parametrize("causal", [None, *Causal])
+def test_lengths(backward_kernel: TestedKernel, causal: Causal | None) -> None:
+    """Rows and keys beyond a length get zeros, and NaN there reaches nothing."""
+    case = case_for(
+        backward_kernel, 70, 133, batch=4, causal=causal, seqlens_q=(70, 3, 0, 65), seqlens_k=(5, 133, 70, 0)
+    )
+    clean = check(backward_kernel, case)
+    launch = prepare(backward_kernel, case, operands(case, backward_kernel.dtype))
+    q, k, v, dout, out = launch.inputs
+    for b in range(4):
+        rows, keys = case.seqlens_q[b], case.seqlens_k[b]  # type: ignore[index]
+        assert not clean[0][b, :, rows:].any()
+        assert not clean[1][b, :, keys:].any()
+        assert not clean[2][b, :, keys:].any()
+        for tensor, length in ((q, rows), (dout, rows), (out, rows), (k, keys), (v, keys)):
+            tensor[b, :, length:] = math.nan
+    execute(backward_kernel, launch)
+    for one, other in zip(clean, launch.grads, strict=True):
+        assert torch.equal(one, other.tensor)
+
+
+def test_the_same_bits_in_every_schedule_and_alone(backward_kernel: TestedKernel) -> None:
+    """Neither the order of warps nor other examples of the batch change a bit."""
+    case = case_for(backward_kernel, 130, 97, batch=2, heads=2, causal=Causal.BOTTOM_RIGHT)
+    given = operands(case, backward_kernel.dtype)
+    expected = run(backward_kernel, case, given)
+    if backward_kernel.device == "cpu":
+        host = library(Target.HOST)
+        try:
+            for seed in (1, 2, 3):
+                host.host_configure(schedule_seed=seed, num_threads=HOST_THREADS)
+                again = run(backward_kernel, case, given)
+                assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
+        finally:
+            host.host_configure(num_threads=HOST_THREADS)
+    else:
+        for _ in range(200):
+            again = run(backward_kernel, case, given)
+            assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
+    if not case.p_dropout:  # whose mask counts batches
+        single = case_for(backward_kernel, 130, 97, heads=2, causal=Causal.BOTTOM_RIGHT)
+        alone = run(backward_kernel, single, type(given)(*(tensor[1:] for tensor in given)))
+        assert all(torch.equal(one[1:], other) for one, other in zip(expected, alone, strict=True))
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_gradients_that_nobody_asks_for(
+    backward_kernel: TestedKernel, needs: tuple[bool, bool, bool]
+) -> None:
+    case = case_for(backward_kernel, 70, 67, heads=2)
+    given = operands(case, backward_kernel.dtype)
+    expected = run(backward_kernel, case, given)
+    launch = prepare(backward_kernel, case, given, needs)
+    execute(backward_kernel, launch)
+    for name, needed, grad, all_of in zip(("dq", "dk", "dv"), needs, launch.grads, expected, strict=True):
+        grad.check_untouched(name)
+        if needed:
+            assert torch.equal(grad.tensor, all_of)
+        else:
+            assert grad.tensor.isnan().all()
+
+
+def test_identities(backward_kernel: TestedKernel) -> None:
+    """sum q dq = sum k dk and sum v dv = sum out dout, with nothing else to compare with."""
+    case = case_for(backward_kernel, 150, 133, heads=2, causal=Causal.BOTTOM_RIGHT)
+    given = operands(case, backward_kernel.dtype)
+    launch = prepare(backward_kernel, case, given)
+    execute(backward_kernel, launch)
+    dq, dk, dv = (grad.tensor.double() for grad in launch.grads)
+    q, k, v, dout, out = (tensor.double() for tensor in launch.inputs)
+    scale = dq.norm() * q.norm()
+    assert abs((q * dq).sum() - (k * dk).sum()) <= 1e-3 * scale
+    assert abs((v * dv).sum() - (out * dout).sum()) <= 1e-3 * dv.norm() * v.norm()
