@@ -117,8 +117,9 @@ def _fake_varlen_backward(*args: Any, needs: Sequence[bool], **options: Any) -> 
 
 define(
     "attention_backward",
-    f"({_RESULTS}, Tensor? dlse=None, Tensor? attn_mask=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, "
-    f'Tensor? philox=None, Tensor? sinks=None, {_OPTIONS}str layout="bhsd", int[]? window=None) '
+    f"({_RESULTS}, Tensor? dlse=None, Tensor? attn_mask=None, Tensor? seqlens_q=None, "
+    f'Tensor? seqlens_k=None, Tensor? philox=None, Tensor? sinks=None, {_OPTIONS}str layout="bhsd", '
+    "int[]? window=None) "
     "-> (Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
