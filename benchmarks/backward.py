@@ -5,11 +5,16 @@ causal and not. Every time is that of a replayed CUDA graph; the providers take 
 median of the rounds counts. TFLOP/s count 3.5 forwards for forward plus backward and 2.5 for the backward, as
 that paper does. First, gradients are held to the numerics rule against float64, and repeated to the same
 bits. Prints a table; --json writes all rounds. Needs a GPU.
+
+--kernels GLOB times every backward kernel of that name instead, by its operator and beside torch's flash;
+out and softmax_lse come from torch then, so a library that was built with backward kernels alone is enough.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import functools
 import json
 import math
 import statistics
@@ -22,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import sdpa_cutlass
 from sdpa_cutlass import attention
 
 TOKENS, WIDTH = 16384, 2048
@@ -98,6 +104,92 @@ def graphs(shape: Shape, forward: Forward) -> dict[str, Callable[[], None]]:
             torch.autograd.grad(out, inputs, dout, retain_graph=True)
         found["backward"] = alone.replay
     return found
+
+
+def kernel_runs(shape: Shape, names: list[str]) -> dict[str, Callable[[], Any]]:
+    """The backward of each kernel and of flash, all of the same results of a forward."""
+    inputs = shape.inputs(3)
+    q, k, v = (tensor.detach() for tensor in inputs)
+    dout = torch.randn_like(q)
+    scale = 1 / math.sqrt(shape.head_dim)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    out, lse = flash(q, k, v, 0.0, shape.causal, scale=scale)[:2]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        node = F.scaled_dot_product_attention(*inputs, is_causal=shape.causal)
+    causal = "top_left" if shape.causal else None
+
+    def ours(name: str) -> Any:
+        return torch.ops.sdpa_cutlass.attention_backward(
+            dout, q, k, v, out, lse, causal=causal, kernel_name=name, needs=[True] * 3
+        )
+
+    runs: dict[str, Callable[[], Any]] = {name: functools.partial(ours, name) for name in names}
+    runs["flash"] = lambda: torch.autograd.grad(node, inputs, dout, retain_graph=True)
+    return runs
+
+
+def kernel_graphs(
+    shape: Shape, names: list[str], repeats: int
+) -> tuple[dict[str, Callable[[], None]], list[str]]:
+    """Replays of `kernel_runs`, and what is wrong with their gradients."""
+    stream = torch.cuda.Stream()
+    found: dict[str, Callable[[], None]] = {}
+    wrong = []
+    with torch.cuda.stream(stream):
+        runs = kernel_runs(shape, names)
+        expected = runs["flash"]()
+        largest = [other.abs().max().item() for other in expected]
+        for name, run in runs.items():
+            grads = run()
+            errors = [(one - other).abs().max().item() for one, other in zip(grads, expected, strict=True)]
+            if not all(error <= 2e-2 * most for error, most in zip(errors, largest, strict=True)):
+                wrong.append(f"{name} at {shape}: off flash by {errors} of {largest}")
+            again = [pair for _ in range(repeats) for pair in zip(grads, run(), strict=True)]
+            if name != "flash" and not all(torch.equal(*pair) for pair in again):
+                wrong.append(f"{name} at {shape}: other bits in another run")
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                run()
+            found[name] = graph.replay
+    return found, wrong
+
+
+def compare_kernels(options: argparse.Namespace, shapes: list[Shape]) -> int:
+    """TFLOP/s of the backward of every kernel that `options.kernels` matches."""
+    from sdpa_cutlass.integrations import backward_ops  # noqa: F401  registers the operators
+
+    dtype = {"float16": "f16", "bfloat16": "bf16"}[options.dtype]
+    pattern = f"fmha_bwd_*_{dtype}"
+    names = [row.name for row in sdpa_cutlass.kernels() if fnmatch.fnmatchcase(row.name, pattern)]
+    names = [name for name in names if fnmatch.fnmatchcase(name, options.kernels)]
+    rows, wrong = [], []
+    for shape in shapes:
+        own = [name for name in names if f"_d{shape.head_dim}_" in name]
+        replays, broken = kernel_graphs(shape, own, 3)
+        wrong += broken
+        times: dict[str, list[float]] = {name: [] for name in replays}
+        for _ in range(options.rounds):
+            for name, replay in replays.items():
+                times[name].append(milliseconds(replay, options.budget_ms))
+        rows.append({"shape": asdict(shape), "milliseconds": times})
+        print(f"d{shape.head_dim} S{shape.seqlen}{' causal' if shape.causal else ''}")
+        for name, rounds in sorted(times.items(), key=lambda pair: statistics.median(pair[1])):
+            median = statistics.median(rounds)
+            rate = 2.5 * shape.forward_flops / median / 1e9
+            print(f"  {rate:6.0f} TFLOP/s  {median:8.3f} ms  {name}", flush=True)
+        torch.cuda.empty_cache()
+    print("\n".join(wrong) or "gradients agree with flash, the same bits in every run")
+    write(options.json, {"wrong": wrong, "rows": rows})
+    return 1 if wrong else 0
+
+
+def write(path: str | None, facts: dict[str, Any]) -> None:
+    """`facts` and what they were measured with, where a file is asked for."""
+    if path is not None:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **facts}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(facts, file, indent=1)
 
 
 def milliseconds(replay: Callable[[], None], budget_ms: float) -> float:
@@ -212,34 +304,31 @@ def main() -> int:
     parser.add_argument("--budget-ms", type=float, default=20, help="of one provider's run in one round")
     parser.add_argument("--repeats", type=int, default=50, help="of the check for the same bits")
     parser.add_argument("--json", help="a file for all rounds")
+    parser.add_argument("--kernels", metavar="GLOB", help="compare these backward kernels with each other")
     options = parser.parse_args()
+    shapes = [
+        Shape(max(TOKENS // seqlen, 1), WIDTH // head_dim, seqlen, head_dim, causal, options.dtype)
+        for head_dim in options.head_dims
+        for causal in (False, True)
+        for seqlen in options.seqlens
+    ]
+    if options.kernels:
+        return compare_kernels(options, shapes)
     wrong = []
     for head_dim in options.head_dims:
         for seqlen, causal in ((1024, False), (1024, True), (1023, False), (777, True), (97, True)):
             wrong += check(Shape(2, 3, seqlen, head_dim, causal, options.dtype), options.repeats)
     print("\n".join(wrong) or "gradients: within the rule, the same bits in every run")
     rows = []
-    for head_dim in options.head_dims:
-        for causal in (False, True):
-            for seqlen in options.seqlens:
-                batch, heads = max(TOKENS // seqlen, 1), WIDTH // head_dim
-                shape = Shape(batch, heads, seqlen, head_dim, causal, options.dtype)
-                rows.append(measure(shape, options.rounds, options.budget_ms))
-                torch.cuda.empty_cache()
+    for shape in shapes:
+        rows.append(measure(shape, options.rounds, options.budget_ms))
+        torch.cuda.empty_cache()
     print(f"TFLOP/s on {torch.cuda.get_device_name()}, {options.dtype}, median of {options.rounds} rounds")
     print("\n".join(table(rows)))
     for row in rows:
         for name, reason in row["refused"].items():
             print(f"{name} at {row['shape']}: {reason}")
-    if options.json:
-        facts = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "wrong": wrong,
-            "rows": rows,
-        }
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(facts, file, indent=1)
+    write(options.json, {"wrong": wrong, "rows": rows})
     return 1 if wrong else 0
 
 

@@ -56,12 +56,17 @@ def check_served(bound: Bound) -> None:
 
 
 def gradients(
-    bound: Bound, likes: Tensors, results: Results, philox: Any, needs: tuple[bool, bool, bool]
+    bound: Bound,
+    likes: Tensors,
+    results: Results,
+    philox: Any,
+    needs: tuple[bool, bool, bool],
+    kernel: str | None = None,
 ) -> Gradients:
     """The gradients of query, key and value; None where `needs` does not ask for one.
 
     `bound` is the forward's call, `likes` are query, key and value as the caller gave them, and `philox` is
-    what the forward used. Raises the package's errors.
+    what the forward used. `kernel` names one instead of the chosen one. Raises the package's errors.
     """
     grads = _empty_gradients(bound, needs)
     is_computed = not (bound.problem.is_empty or bound.drops_everything)
@@ -70,7 +75,7 @@ def gradients(
             if grad is not None:
                 grad.zero_()
     if is_computed:
-        _launch(bound, results, philox, grads)
+        _launch(bound, results, philox, grads, kernel)
     return _as_given(bound, likes, grads)
 
 
@@ -120,7 +125,7 @@ def _as_given(bound: Bound, likes: Tensors, grads: Gradients) -> Gradients:
     return query, key, value
 
 
-def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients) -> None:
+def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients, name: str | None) -> None:
     operands, problem, scale, given, _ = bound
     torch = sys.modules["torch"]
     q, k, v = map(checks.loadable, operands[:3])
@@ -133,7 +138,7 @@ def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients) -> No
     forward = make_params(problem, scale, q, k, v, out, lse, given)
     params = make_bwd_params(forward, dout, dlse, grads)
     library, device = library_for(q)
-    kernel = choose_backward(library, problem, device, params)
+    kernel = choose_backward(library, problem, device, params, name=name)
     size = library.backward_workspace_bytes(kernel.index, params)
     workspace = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=q.device)
     address = workspace.data_ptr()

@@ -33,12 +33,14 @@ def why_none(library: Library, problem: Problem, device: DeviceInfo) -> str:
     return ". ".join(found[:_NEAREST])
 
 
-def choose_backward(library: Library, problem: Problem, device: DeviceInfo, params: BwdParams) -> KernelInfo:
+def choose_backward(
+    library: Library, problem: Problem, device: DeviceInfo, params: BwdParams, *, name: str | None = None
+) -> KernelInfo:
     """The kernel for `problem` with the strides and addresses of `params`. Raises NoKernelError.
 
-    `SDPA_CUTLASS_FORCE_KERNEL` narrows the choice as it does the forward's: see select.py.
+    With `name`, that very kernel. `SDPA_CUTLASS_FORCE_KERNEL` narrows the choice as it does the forward's: see select.py.
     """
-    forced = _forced(library)
+    forced = _forced(library) if name is None else frozenset((name,))
     reason = ""
     for kernel in legal_kernels(library, problem, device):
         if forced is not None and kernel.name not in forced:
@@ -47,6 +49,8 @@ def choose_backward(library: Library, problem: Problem, device: DeviceInfo, para
         if refusal is None:
             return kernel
         reason = reason or f"{kernel.name}: {refusal}"
+    if name is not None:
+        raise NoKernelError(f"kernel={name!r} cannot make the gradients of {problem}. {reason}")
     raise NoKernelError(
         f"no backward kernel can run {problem}: {reason or why_none(library, problem, device)}"
     )

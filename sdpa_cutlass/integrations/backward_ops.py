@@ -2,14 +2,17 @@
 
     attention_backward(dout, query, key, value, out, softmax_lse, dlse=None, attn_mask=None, seqlens_q=None,
                        seqlens_k=None, philox=None, sinks=None, *, needs, causal=None, scale=None,
-                       enable_gqa=True, p_dropout=0.0, layout="bhsd", window=None) -> (dq, dk, dv)
+                       enable_gqa=True, kernel_name=None, p_dropout=0.0, layout="bhsd", window=None)
+                       -> (dq, dk, dv)
     attention_varlen_backward(dout, query, key, value, out, softmax_lse, cu_seqlens_q, cu_seqlens_k,
                               max_seqlen_q, max_seqlen_k, dlse=None, philox=None, sinks=None, *, needs,
-                              causal=None, scale=None, enable_gqa=True, p_dropout=0.0, window=None)
+                              causal=None, scale=None, enable_gqa=True, kernel_name=None, p_dropout=0.0,
+                              window=None)
                               -> (dq, dk, dv)
 
 They follow attention_forward and attention_varlen_forward: `out` and `softmax_lse` are what those gave,
-`dout` and `dlse` the gradients of it, and with dropout `philox` is what the forward took. `needs`: which of
+`dout` and `dlse` the gradients of it, and with dropout `philox` is what the forward took. `kernel_name` is
+that of a backward kernel. `needs`: which of
 dq, dk and dv to make; the others have no elements. Gradients have shapes and dtypes of their inputs, and
 their strides where those are dense. What requires grad here is refused: there is no second derivative.
 `torch_autograd.py` calls them.
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 _RESULTS = "Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax_lse"
 _OPTIONS = (
-    "*, bool[3] needs, str? causal=None, float? scale=None, bool enable_gqa=True, float p_dropout=0.0, "
+    "*, bool[3] needs, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
+    "float p_dropout=0.0, "
 )
 
 
@@ -43,13 +47,14 @@ def _run(
     results: backward.Results | None,
     philox: Any,
     needs: Sequence[bool],
+    kernel: str | None,
 ) -> list[torch.Tensor]:
     """The gradients; without `results`, only their form."""
     asked = (needs[0], needs[1], needs[2])
     if results is None:
         grads = backward.empty_gradients(bound, likes, asked)
     else:
-        grads = backward.gradients(bound, likes, results, philox, asked)
+        grads = backward.gradients(bound, likes, results, philox, asked, kernel)
     return [like.new_empty(0) if grad is None else grad for grad, like in zip(grads, likes, strict=True)]
 
 
@@ -60,6 +65,7 @@ def _padded(
     needs: Sequence[bool],
     layout: str = "bhsd",
     window: list[int] | None = None,
+    kernel_name: str | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dout, query, key, value, out, lse = tensors
@@ -68,7 +74,7 @@ def _padded(
     inputs = Inputs(query, key, value, None, mask, seqlens_q, seqlens_k, None, sinks)
     bound = planning.bind(asked, inputs, allow_meta=is_fake)
     results = None if is_fake else backward.Results(out, lse, dout, dlse)
-    dq, dk, dv = _run(bound, (query, key, value), results, philox, needs)
+    dq, dk, dv = _run(bound, (query, key, value), results, philox, needs, kernel_name)
     return dq, dk, dv
 
 
@@ -79,6 +85,7 @@ def _packed(
     rest: Sequence[torch.Tensor | None],
     needs: Sequence[bool],
     window: list[int] | None = None,
+    kernel_name: str | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dout, query, key, value, out, lse = tensors
@@ -87,7 +94,7 @@ def _packed(
     bound = varlen.bind(asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=is_fake)
     likes = (query[None], key[None], value[None])
     results = None if is_fake else backward.Results(out, lse, dout, dlse)
-    grads = _run(bound, likes, results, philox, needs)
+    grads = _run(bound, likes, results, philox, needs, kernel_name)
     dq, dk, dv = (grad[0] if needed else grad for grad, needed in zip(grads, needs, strict=True))
     return dq, dk, dv
 
