@@ -115,7 +115,7 @@ def kernel_runs(shape: Shape, names: list[str]) -> dict[str, Callable[[], Any]]:
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     out, lse = flash(q, k, v, 0.0, shape.causal, scale=scale)[:2]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        node = F.scaled_dot_product_attention(*inputs, is_causal=shape.causal)
+        node = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=shape.causal)
     causal = "top_left" if shape.causal else None
 
     def ours(name: str) -> Any:

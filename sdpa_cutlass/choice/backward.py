@@ -38,7 +38,8 @@ def choose_backward(
 ) -> KernelInfo:
     """The kernel for `problem` with the strides and addresses of `params`. Raises NoKernelError.
 
-    With `name`, that very kernel. `SDPA_CUTLASS_FORCE_KERNEL` narrows the choice as it does the forward's: see select.py.
+    With `name`, that very kernel. `SDPA_CUTLASS_FORCE_KERNEL` narrows the choice as it does the forward's:
+    see select.py.
     """
     forced = _forced(library) if name is None else frozenset((name,))
     reason = ""
