@@ -270,10 +270,13 @@ def _given(inputs: Inputs) -> dict[str, Any]:
 
 def _record(options: Options, inputs: Inputs) -> Result:
     """The call as one of the operator, which torch sees."""
-    from ..integrations import torch_ops
+    from ..integrations import torch_autograd, torch_ops
 
     tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
-    result = torch_ops.traced(torch_inputs.recordable(options), Inputs(*tensors))
+    known, options = Inputs(*tensors), torch_inputs.recordable(options)
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+        return torch_autograd.transformed(options, known)
+    result = torch_ops.traced(options, known)
     return result if inputs.out is None else result._replace(out=inputs.out)
 
 

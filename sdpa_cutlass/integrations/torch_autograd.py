@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..call import backward, calls, checks, extras, planning
+from ..call import backward, calls, checks, extras, planning, rng
 from ..call.planning import Bound, Inputs, Options, Result
 from ..errors import UnsupportedError
 from ..library.registry import Family
 from ..public import varlen
 from ..public.varlen import Lengths
-from .operators import no_lse
+from .operators import no_lse, traced_philox
 
 
 class Call(NamedTuple):
@@ -154,6 +154,18 @@ def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) 
         call = call._replace(philox=philox)
     out, lse = Attention.apply(call, query, key, value, *rest)
     return Result(out, lse if options.return_lse else None, philox)
+
+
+def is_transformed(*tensors: Any) -> bool:
+    """Whether torch.func differentiates a call of these. It takes a node, and no operator that makes one."""
+    return torch._C._are_functorch_transforms_active() and wants_gradient(*tensors)
+
+
+def transformed(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> Result:
+    """`attention` inside torch.func."""
+    state = traced_philox(options.p_dropout, inputs.philox, inputs.query)
+    out, lse = recorded(options, inputs._replace(philox=state), lengths)
+    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
 
 
 def recorded(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Any, Any]:

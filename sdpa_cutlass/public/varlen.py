@@ -179,7 +179,7 @@ def _given(inputs: Inputs, lengths: Lengths) -> dict[str, Any]:
 
 def _record(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
     """The call as one of the operator, which torch sees."""
-    from ..integrations import varlen_ops
+    from ..integrations import torch_autograd, varlen_ops
 
     tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
     packed = Lengths(
@@ -188,7 +188,10 @@ def _record(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
         _upper_bound("max_seqlen_q", torch_inputs.number(lengths.max_seqlen_q)),
         _upper_bound("max_seqlen_k", torch_inputs.number(lengths.max_seqlen_k)),
     )
-    result = varlen_ops.traced(torch_inputs.recordable(options), Inputs(*tensors), packed)
+    known, options = Inputs(*tensors), torch_inputs.recordable(options)
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+        return torch_autograd.transformed(options, known, packed)
+    result = varlen_ops.traced(options, known, packed)
     return result if inputs.out is None else result._replace(out=inputs.out)
 
 
