@@ -1,4 +1,4 @@
-"""FlashAttention 2's functions, by their names, keywords, layouts and meanings; forward only.
+"""FlashAttention 2's functions, by their names, keywords, layouts and meanings.
 
     from sdpa_cutlass.flash_api import flash_attn_func          # instead of: from flash_attn import ...
 
@@ -11,21 +11,20 @@ causal: the last row sees every key (bottom_right): row i sees the keys 0 to i +
 window_size: (left, right): row i sees the keys i + Sk - Sq - left to i + Sk - Sq + right, both included;
     -1 is no limit. With `causal`, right is 0.
 softcap, alibi_slopes, block_table: refused unless they are what they are by default.
-deterministic: concerns gradients alone, and changes nothing.
+deterministic: concerns gradients alone, which are so always.
 return_attn_probs: return (out, softmax_lse, None). softmax_lse is float32, natural log, [B, H, Sq] or, of
     packed sequences, [H, total_q]; -inf in a row that sees no key, whose output is 0. The third, flash_attn's
     matrix of probabilities, exists there under dropout alone: with dropout_p the request is refused.
 
-k and v may have fewer heads than q, a divisor of them. Raises UnsupportedError for what is not served, inputs
-that require grad included; otherwise what `sdpa_cutlass.attention` raises, which calls q, k and v query, key
-and value. Everything is raised before anything is launched.
+k and v may have fewer heads than q, a divisor of them. Results are differentiable in q, k and v. Raises
+UnsupportedError for what is not served; otherwise what `sdpa_cutlass.attention` raises, which calls q, k and
+v query, key and value. Everything is raised before anything is launched.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .call.checks import check_no_grad
 from .call.extras import checked_window
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .problem import Causal
@@ -199,7 +198,6 @@ def _check_tensors(tensors: dict[str, Any], allowed: str, *, dims: int) -> None:
             raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}; allowed is a torch.Tensor")
         if tensor.dim() != dims:
             raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed is {allowed}")
-    check_no_grad(tensors)
 
 
 def _unpacked(name: str, packed: Any, allowed: str, *, dims: int) -> tuple[torch.Tensor, ...]:

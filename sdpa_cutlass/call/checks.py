@@ -254,7 +254,7 @@ def check_no_grad(tensors: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
             raise UnsupportedError(
-                f"{name} requires grad, and this version has no backward pass: call it under torch.no_grad() "
+                f"{name} requires grad, and this call has no backward pass: call it under torch.no_grad() "
                 f"or pass {name}.detach()"
             )
 

@@ -66,6 +66,7 @@ def _autograd(op: Any, backend_kernel: Any, differentiable: Any = None) -> Any:
             if differentiable is not None and any(tensor.requires_grad for tensor in args[:3]):
                 _check_no_tangents(tensors)
                 if torch.is_grad_enabled():
+                    _check_no_transform(names)
                     return differentiable(*args, **options)
             _check_no_derivatives(tensors)
         rest = keyset & torch._C._after_ADInplaceOrView_keyset
@@ -86,6 +87,15 @@ def _tensors_of(names: Sequence[str], args: Sequence[Any]) -> dict[str, torch.Te
         elif isinstance(value, (list, tuple)):
             found |= {f"{name}[{i}]": item for i, item in enumerate(value) if isinstance(item, torch.Tensor)}
     return found
+
+
+def _check_no_transform(names: Sequence[str]) -> None:
+    """Raises UnsupportedError where torch.func has the operator: it takes no node that an operator makes."""
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{', '.join(names[:3])}: torch.func cannot differentiate this operator, nor a batch of calls "
+            "under vmap; call sdpa_cutlass.attention or attention_varlen without vmap instead"
+        )
 
 
 def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:

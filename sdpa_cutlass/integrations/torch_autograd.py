@@ -157,8 +157,14 @@ def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) 
 
 
 def is_transformed(*tensors: Any) -> bool:
-    """Whether torch.func differentiates a call of these. It takes a node, and no operator that makes one."""
-    return torch._C._are_functorch_transforms_active() and wants_gradient(*tensors)
+    """Whether torch.func differentiates a call of these. It takes a node, and no operator that makes one.
+
+    Under vmap it takes neither, and the operator says so.
+    """
+    if not torch._C._are_functorch_transforms_active() or not wants_gradient(*tensors):
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return all(level.key() == torch._C._functorch.TransformType.Grad for level in stack)
 
 
 def transformed(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> Result:

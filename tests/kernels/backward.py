@@ -163,19 +163,24 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
 
 def violations(case: Case, given: Operands, gradients: Gradients, dtype: torch.dtype) -> list[str]:
     """What of the rule does not hold, in words."""
-    exact, plain = reference(case, given, torch.float64).gradients, reference(case, given, dtype).gradients
+    known = reference(case, given, torch.float64)
+    exact, plain = known.gradients, reference(case, given, dtype).gradients
+    eps = torch.finfo(dtype).eps
+    # delta is that of a rounded out. Rows of one key have dS = 0, which torch finds without it.
+    of_delta = (known.out * given.dout.double()).abs().sum(-1).max().item() * eps / 2 * abs(case.factor)
+    of_delta *= max(given.q.abs().max().item(), given.k.abs().max().item())
     found = []
     for name, grad, ref, other in zip(("dq", "dk", "dv"), gradients, exact, plain, strict=True):
         grad = grad.cpu().double()
         error, bound = (grad - ref).abs().max().item(), 2 * (other - ref).abs().max().item() + 1e-5
         norm, limit = (grad - ref).norm().item(), 1.5 * (other - ref).norm().item() + 1e-6 * ref.norm().item()
         if torch.equal(other.double(), ref):  # where torch is exact, two units in the last place
-            bound += 2 * torch.finfo(dtype).eps * ref.abs().max().item()
+            bound += 2 * eps * ref.abs().max().item() + of_delta
             limit = bound * math.sqrt(ref.numel())
         if not error <= bound:
-            found.append(f"{name}: {error:.3g} is more than {bound:.3g}")
+            found.append(f"{name}: (a) max error {error:.3g} is more than {bound:.3g}")
         if not norm <= limit:
-            found.append(f"{name}: norm {norm:.3g} is more than {limit:.3g}")
+            found.append(f"{name}: (b) norm of the error {norm:.3g} is more than {limit:.3g}")
     return found
 
 

@@ -72,10 +72,24 @@ def test_masks(backward_kernel: TestedKernel, kind: str, scale: float | None) ->
     check(backward_kernel, case)
 
 
-def test_rows_and_keys_that_a_mask_hides_whole(backward_kernel: TestedKernel) -> None:
+def test_the_lowest_finite_bias_passes_no_gradient(backward_kernel: TestedKernel) -> None:
+    """Of a row that has it everywhere, as some libraries write their padding. Nothing becomes NaN."""
+    mask = torch.zeros(1, 1, 67, 70)
+    mask[..., 3, :] = torch.finfo(torch.float32).min
+    case = case_for(backward_kernel, 67, 70, mask=mask)
+    dq, dk, dv = run(backward_kernel, case)
+    assert not dq[..., 3, :].any()
+    assert dk.isfinite().all()
+    assert dv.isfinite().all()
+
+
+@pytest.mark.parametrize("is_bias", [False, True])
+def test_rows_and_keys_that_a_mask_hides_whole(backward_kernel: TestedKernel, is_bias: bool) -> None:
     mask = torch.rand(1, 1, 67, 70) < 0.5
     mask[..., 3, :] = False
     mask[..., 5] = False
+    if is_bias:
+        mask = torch.randn(mask.shape).masked_fill(~mask, -math.inf)
     dq, dk, dv = check(backward_kernel, case_for(backward_kernel, 67, 70, mask=mask, causal=Causal.TOP_LEFT))
     assert not dq[..., 3, :].any()
     assert not dk[..., 5, :].any()
@@ -116,6 +130,20 @@ def test_lengths(backward_kernel: TestedKernel, causal: Causal | None) -> None:
     execute(backward_kernel, launch)
     for one, other in zip(clean, launch.grads, strict=True):
         assert torch.equal(one, other.tensor)
+
+
+def test_a_value_reaches_no_gradient_of_a_row_that_does_not_see_it(backward_kernel: TestedKernel) -> None:
+    """dP is NaN there, and P is 0: dS is selected, not multiplied."""
+    case = case_for(backward_kernel, 97, 97, causal=Causal.TOP_LEFT)
+    launch = prepare(backward_kernel, case, operands(case, backward_kernel.dtype))
+    launch.inputs[2][:, :, 40] = math.nan
+    execute(backward_kernel, launch)
+    dq, dk, dv = (grad.tensor for grad in launch.grads)
+    assert dq[:, :, :40].isfinite().all()
+    assert dk[:, :, :40].isfinite().all()
+    assert dk[:, :, 41:].isfinite().all()
+    assert dk[:, :, 40].isnan().all()
+    assert dv.isfinite().all()
 
 
 def test_the_same_bits_in_every_schedule_and_alone(backward_kernel: TestedKernel) -> None:

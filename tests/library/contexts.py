@@ -119,12 +119,14 @@ def autocast(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
         return call(*inputs)
 
 
-@context("a query that requires grad, and its backward pass", REFUSED, REFUSED, TORCHS, "not asked by `run`")
+@context("a query that requires grad, and its backward pass", RIGHT, RIGHT, RIGHT, "not asked by `run`")
 def requires_grad(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
     query = inputs[0].clone().requires_grad_()
-    call(query, *inputs[1:]).float().sum().backward()
+    out = call(query, *inputs[1:])
+    out.float().square().sum().backward()
     assert query.grad is not None
-    return query.grad
+    assert query.grad.any()
+    return out.detach()
 
 
 @context('`torch.compile(backend="eager")`', RIGHT)
@@ -205,15 +207,22 @@ def fx_symbolic(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
     return make_fx(call, tracing_mode="symbolic")(*example)(*inputs)
 
 
-@context("`torch.func.grad`", REFUSED, REFUSED, TORCHS, REFUSED)
+@context("`torch.func.grad`", RIGHT, REFUSED, TORCHS, REFUSED)
 def func_grad(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
-    return torch.func.grad(lambda q: call(q, *inputs[1:]).float().sum())(inputs[0])
+    def loss(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = call(q, *inputs[1:])
+        return out.float().square().sum(), out
+
+    grad, out = torch.func.grad(loss, has_aux=True)(inputs[0])
+    assert grad.any()
+    return out
 
 
-@context("`torch.func.vjp`", REFUSED, REFUSED, TORCHS, REFUSED)
+@context("`torch.func.vjp`", RIGHT, REFUSED, TORCHS, REFUSED)
 def func_vjp(call: Call, example: Tensors, inputs: Tensors) -> torch.Tensor:
     out, vjp = torch.func.vjp(lambda v: call(*inputs[:2], v), inputs[2])
-    return vjp(torch.ones_like(out))[0]
+    assert vjp(torch.ones_like(out))[0].any()
+    return out
 
 
 @context("`torch.func.jvp`", REFUSED, REFUSED, TORCHS, REFUSED)

@@ -226,10 +226,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "seqlens_k has stride 2; it must be contiguous",
     ),
-    "grad": (
-        lambda: attention(Q, K.clone().requires_grad_(), K),
+    "grad of the baseline": (
+        lambda: unfused_attention(Q, K.clone().requires_grad_(), K),
         NotImplementedError,
-        r"key requires grad.*torch\.no_grad\(\)",
+        "key or value requires grad, and the family unfused has no backward pass",
+    ),
+    "grad with out": (
+        lambda: attention(Q, K.clone().requires_grad_(), K, out=torch.empty_like(Q)),
+        NotImplementedError,
+        "out is given and an input requires grad",
     ),
     "out's shape": (
         lambda: attention(Q, K, K, out=half(2, 4, 10, 64)),
@@ -293,7 +298,7 @@ def test_refused(case: str) -> None:
     assert isinstance(caught.value, sdpa_cutlass.SdpaError)
 
 
-@pytest.mark.parametrize("case", ["grad", "out overlaps", "out's address"])
+@pytest.mark.parametrize("case", ["grad with out", "out overlaps", "out's address"])
 def test_refused_as_well_when_the_signature_is_known(case: str) -> None:
     attention(Q, K, K)
     attention(Q, K, K, out=torch.empty_like(Q))
@@ -306,8 +311,8 @@ def test_refused_as_well_when_the_signature_with_a_mask_is_known() -> None:
     attention(Q, K, K, attn_mask=bias)
     attention(Q, K, K, attn_mask=bias, out=out)
     attention(Q, K, K, attn_mask=OVER[..., :10], out=out)
-    with pytest.raises(NotImplementedError, match="key requires grad"):
-        attention(Q, K.clone().requires_grad_(), K, attn_mask=bias)
+    with pytest.raises(NotImplementedError, match="out is given and an input requires grad"):
+        attention(Q, K.clone().requires_grad_(), K, attn_mask=bias, out=out)
     with pytest.raises(NotImplementedError, match="attn_mask requires grad"):
         attention(Q, K, K, attn_mask=bias.clone().requires_grad_())
     with pytest.raises(NotImplementedError, match="out requires grad"):

@@ -183,18 +183,31 @@ def test_tensors_that_are_refused() -> None:
     packed = (q[0], q[0], q[0], cu_seqlens, cu_seqlens, 5, 5)
     with pytest.raises(UnsupportedError, match="block_table is given"):
         flash_api.flash_attn_varlen_func(*packed, block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(UnsupportedError, match=r"v requires grad.*v\.detach"):
-        flash_api.flash_attn_func(q, q, q.clone().requires_grad_())
-    with pytest.raises(UnsupportedError, match="qkv requires grad"):
-        flash_api.flash_attn_qkvpacked_func(rand(1, 5, 3, 2, 64).requires_grad_())
     with pytest.raises(ArgumentTypeError, match="k is a list"):
         flash_api.flash_attn_func(q, [], q)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"q has shape \(5, 2, 64\); allowed is \[batch, seqlen"):
         flash_api.flash_attn_func(q[0], q, q)
     with pytest.raises(ArgumentError, match=r"kv has shape .*\[batch, seqlen, 2, heads"):
         flash_api.flash_attn_kvpacked_func(q, rand(1, 5, 3, 2, 64))
-    with torch.no_grad():
-        flash_api.flash_attn_func(q, q, q.clone().requires_grad_())
+
+
+def test_gradients_reach_packed_tensors() -> None:
+    """deterministic changes nothing: gradients are so always."""
+    for function, shape in (
+        (flash_api.flash_attn_qkvpacked_func, (1, 5, 3, 2, 64)),
+        (
+            lambda kv, **options: flash_api.flash_attn_kvpacked_func(kv[:, :, 0], kv, **options),
+            (1, 5, 2, 2, 64),
+        ),
+    ):
+        found = []
+        for deterministic in (False, True):
+            packed = rand(*shape).requires_grad_()
+            function(packed, causal=True, deterministic=deterministic).float().square().sum().backward()
+            assert packed.grad is not None
+            found.append(packed.grad)
+        assert torch.equal(*found)
+        assert found[0].any()
 
 
 ARGUMENTS = {

@@ -208,15 +208,17 @@ def test_another_signature_is_told_from_the_latest(
         attention(tensors[0], tensors[1].double(), tensors[2])
 
 
-def test_grad_is_refused_behind_the_latest_signature(device: str) -> None:
+def test_grad_is_recorded_behind_the_latest_signature(device: str) -> None:
     q, k, v = qkv(device)
     for _ in range(3):
         expected = scaled_dot_product_attention(q, k, v)
     for name in ("query", "key", "value"):
         tensors = {"query": q, "key": k, "value": v}
         tensors[name] = tensors[name].clone().requires_grad_()
-        with pytest.raises(UnsupportedError, match=f"{name} requires grad"):
-            scaled_dot_product_attention(**tensors)
+        recorded = scaled_dot_product_attention(**tensors)
+        assert torch.equal(recorded, expected)
+        recorded.sum().backward()
+        assert tensors[name].grad is not None
         with torch.no_grad():
             assert torch.equal(scaled_dot_product_attention(**tensors), expected)
 

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any], list[Any]], dict[str, Any]], type[
     ),
     "outs that require grad": (
         lambda o, x: {"outs": replaced(o, 1, o[1].float().requires_grad_())}, UnsupportedError,
-        r"outs\[1\] requires grad, and this version has no backward pass",
+        r"outs\[1\] requires grad, and this call has no backward pass",
     ),
     "lses that require grad": (
         lambda o, x: {"lses": replaced(x, 2, x[2].requires_grad_())}, UnsupportedError,

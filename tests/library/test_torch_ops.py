@@ -12,7 +12,6 @@ import torch
 
 import sdpa_cutlass.integrations.torch_ops  # noqa: F401  registers the operators
 from sdpa_cutlass import Causal, attention, scaled_dot_product_attention, unfused_attention
-from sdpa_cutlass.errors import UnsupportedError
 
 FORWARD = torch.ops.sdpa_cutlass.attention_forward.default
 FORWARD_OUT = torch.ops.sdpa_cutlass.attention_forward_out.default
@@ -232,7 +231,7 @@ def test_autocast_leaves_usable_inputs_alone(device: str) -> None:
         assert attention(q, k, k).dtype is FORWARD(q, k, k)[0].dtype is torch.float16
 
 
-def test_grad_is_refused_and_no_grad_is_not(device: str) -> None:
+def test_grad_is_recorded_and_not_under_no_grad(device: str) -> None:
     q, k = INPUTS["plain"](device)
     expected = attention(q, k, k)
     q.requires_grad_()
@@ -242,12 +241,12 @@ def test_grad_is_refused_and_no_grad_is_not(device: str) -> None:
             return attention(q, k, k)
 
     for backend in ("eager", "aot_eager"):
-        with pytest.raises(UnsupportedError, match="query requires grad"):
-            torch.compile(lambda q, k: attention(q, k, k), backend=backend)(q, k)
+        recorded = torch.compile(lambda q, k: attention(q, k, k), backend=backend)(q, k)
+        assert recorded.requires_grad
+        assert torch.equal(recorded, expected)
         compiled = torch.compile(without_grad, fullgraph=True, backend=backend)
         assert torch.equal(compiled(q, k), expected)
-    with pytest.raises(UnsupportedError, match="query requires grad"):
-        FORWARD(q, k, k)
+    assert FORWARD(q, k, k)[0].requires_grad
     with torch.no_grad():
         assert torch.equal(FORWARD(q, k, k)[0], expected)
         assert torch.equal(torch.compile(attention, backend="aot_eager", fullgraph=True)(q, k, k), expected)

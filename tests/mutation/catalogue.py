@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutation.defects_backward import BACKWARDS
 from tests.mutation.defects_combine import COMBINES
 from tests.mutation.defects_engine import ENGINE
 from tests.mutation.defects_general import GENERAL
@@ -22,5 +23,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *WINDOWS,
     *HOPPER,
     *COMBINES,
+    *BACKWARDS,
     *ENGINE,
 )

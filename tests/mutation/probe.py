@@ -49,6 +49,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
     Kernels.COMBINE: ("test_merge.py",),
+    Kernels.BACKWARD: ("test_backward.py",),
     Kernels.SPLIT: (
         "test_split.py",
         "test_causal_offsets.py",

@@ -1,0 +1,198 @@
+"""Defects of the kernels that make gradients: statistics, ranges, masks, dropout, sums, pipeline, stores."""
+
+from __future__ import annotations
+
+from tests.mutation.model import Check, Kernels, Mutant
+
+_STATISTICS = "fmha_bwd/preprocess.cuh"
+_LOOP = "fmha_bwd/mainloop.cuh"
+_RANGE = "fmha_bwd/row_range.cuh"
+_DROPOUT = "fmha_bwd/dropout.cuh"
+_KERNEL = "fmha_bwd/kernel.cuh"
+
+
+def _backward(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
+    return Mutant(
+        name=f"backward_{name}",
+        header=header,
+        old=old,
+        new=new,
+        defect=defect,
+        kernels=Kernels.BACKWARD,
+        by=by,
+    )
+
+
+BACKWARDS: tuple[Mutant, ...] = (
+    # ---- row statistics ----
+    _backward(
+        "delta_without_dlse",
+        _STATISTICS,
+        "params.p_keep * (delta - dlse)",
+        "params.p_keep * delta",
+        "the gradient of softmax_lse is left out",
+    ),
+    _backward(
+        "delta_without_p_keep",
+        _STATISTICS,
+        "params.p_keep * (delta - dlse)",
+        "delta - dlse",
+        "delta and dP are scaled apart under dropout",
+    ),
+    _backward(
+        "rows_without_keys_keep_their_lse",
+        _STATISTICS,
+        "is_empty ? make_float2(INFINITY, 0.f)",
+        "false ? make_float2(INFINITY, 0.f)",
+        "an lse of -inf makes exponents of +inf, and a bias of -inf NaN of them",
+    ),
+    _backward(
+        "lse_in_natural_units",
+        _STATISTICS,
+        "make_float2(lse * kLog2e,",
+        "make_float2(lse,",
+        "P is taken to base 2 with an lse to base e",
+    ),
+    # ---- the loop ----
+    _backward(
+        "dp_without_dropout",
+        _LOOP,
+        "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
+        "tSrD(i) = tSrD(i);",
+        "dropped elements have a dP",
+    ),
+    _backward(
+        "dv_without_dropout",
+        _LOOP,
+        "Tensor pairs = packed(tSrS, keep);",
+        "Tensor pairs = packed(tSrS, KeepAll{});",
+        "dropped elements add to dV",
+    ),
+    _backward(
+        "hidden_elements_keep_their_ds",
+        _LOOP,
+        "if (Traits::kHasMask || needs_mask) {",
+        "if (false) {",
+        "0 times a NaN of a value that the row does not see",
+        Check.IDENTITIES,
+    ),
+    _backward(
+        "last_head_of_a_group_is_missed",
+        _LOOP,
+        "const int num_heads = kOwnsKeys ? params.heads_per_kv : 1;",
+        "const int num_heads = kOwnsKeys ? params.heads_per_kv - (params.heads_per_kv > 1) : 1;",
+        "dK and dV lack the last query head of their key head",
+    ),
+    _backward(
+        "dropout_of_the_first_head",
+        _LOOP,
+        "tile.bidb * params.num_heads_q + tile.bidh + head;",
+        "tile.bidb * params.num_heads_q + tile.bidh;",
+        "later query heads of a key head take the first one's dropout mask",
+    ),
+    _backward(
+        "mask_of_the_first_head",
+        _LOOP,
+        "tile.bidh + head, first_own, first_stream,",
+        "tile.bidh, first_own, first_stream,",
+        "later query heads of a key head take the first one's mask",
+    ),
+    _backward(
+        "stage_filled_too_early",
+        _LOOP,
+        "int free_slot = kStages - 1;",
+        "int free_slot = 0;",
+        "the next tiles are loaded over those that are read",
+        Check.RACES,
+    ),
+    _backward(
+        "no_barrier",
+        _LOOP,
+        "        Arch::syncthreads();  // B0 and B1 of this tile",
+        "        // B0 and B1 of this tile",
+        "tiles are read before other threads' copies have landed",
+        Check.RACES,
+    ),
+    # ---- ranges and masks by position ----
+    _backward(
+        "range_starts_late",
+        _RANGE,
+        "return {first_row / Traits::kBlockM, (",
+        "return {(first_row + Traits::kBlockM - 1) / Traits::kBlockM, (",
+        "the first block of rows under the diagonal is left out",
+    ),
+    _backward(
+        "range_ends_early",
+        _RANGE,
+        "(end_row + Traits::kBlockM - 1) / Traits::kBlockM,",
+        "end_row / Traits::kBlockM,",
+        "the last, partial block of rows is left out",
+    ),
+    _backward(
+        "whole_block_too_early",
+        _RANGE,
+        "(first_full + Traits::kBlockM - 1) / Traits::kBlockM,",
+        "first_full / Traits::kBlockM,",
+        "a block on the diagonal is not masked",
+    ),
+    _backward(
+        "causal_offset_has_the_other_sign",
+        _RANGE,
+        "const int first = key - sequence.causal_offset - first_row;",
+        "const int first = key + sequence.causal_offset - first_row;",
+        "the diagonal of the bottom-right alignment is mirrored",
+    ),
+    _backward(
+        "one_row_too_many",
+        _RANGE,
+        "row < first || row >= end",
+        "row < first || row > end",
+        "a row behind a key's window adds to its gradient",
+    ),
+    # ---- dropout of transposed tiles ----
+    _backward(
+        "shuffle_with_another_lane",
+        _DROPOUT,
+        "Arch::shfl_xor(own[i], 4)",
+        "Arch::shfl_xor(own[i], 8)",
+        "words of other keys decide",
+    ),
+    _backward(
+        "halves_of_a_philox_block_swapped",
+        _DROPOUT,
+        "key / 16 % 2 != 0",
+        "key / 16 % 2 == 0",
+        "keys 0 to 15 of a block take the words of keys 16 to 31",
+    ),
+    # ---- stores ----
+    _backward(
+        "scale_twice",
+        _KERNEL,
+        "store(dk, params.score_scale, 0",
+        "store(dk, params.score_scale * params.score_scale, 0",
+        "dK is scaled twice",
+    ),
+    _backward(
+        "dv_without_p_keep",
+        _KERNEL,
+        "store(dv, params.dropout.keep_scale, 1",
+        "store(dv, 1.f, 1",
+        "dV is not divided by p_keep",
+    ),
+    _backward(
+        "rows_beyond_a_length_are_stored",
+        "fmha_bwd/epilogue.cuh",
+        "= attends ? pair : 0u;",
+        "= pair;",
+        "keys beyond a length have gradients",
+        Check.IDENTITIES,
+    ),
+    _backward(
+        "too_many_rows_are_stored",
+        "fmha_bwd/epilogue.cuh",
+        "if (first_row + row < num_rows && col < num_cols)",
+        "if (col < num_cols)",
+        "rows behind the tensor are written",
+        Check.OUTSIDE,
+    ),
+)
