@@ -15,6 +15,7 @@ from .select import forced_pattern, mismatches, ranking, unsupported
 _NEAREST = 5  # refused kernels that an error lists
 
 
+@functools.lru_cache(maxsize=1024)
 def legal_kernels(library: Library, problem: Problem, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """Those whose rows say that they can, on `device`, the cheapest first. May be empty."""
     return tuple(kernel for kernel, _ in ranking(library, problem, Family.FMHA_BWD, device))

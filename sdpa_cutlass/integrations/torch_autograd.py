@@ -145,15 +145,40 @@ def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) 
     rest = Rest(mask, inputs.seqlens_q, inputs.seqlens_k, None, inputs.sinks, *packed)
     call = Call(options, bounds, None, is_operator=False)
     with torch.no_grad():
-        bound = _bind(call, query, key, value, rest)
-        backward.check_served(bound)
-        philox = planning.random_bits(inputs.philox, bound.given.p_dropout, query)
+        p_dropout = _checked_dropout(call, query, key, value, rest)
+        philox = planning.random_bits(inputs.philox, p_dropout, query)
     if isinstance(philox, torch.Tensor):
         rest = rest._replace(philox=philox)
     else:
         call = call._replace(philox=philox)
     out, lse = Attention.apply(call, query, key, value, *rest)
     return Result(out, lse if options.return_lse else None, philox)
+
+
+_served: dict[tuple[Any, ...], float] = {}  # signatures that passed the checks, with their p_dropout
+_MOST_SERVED = 1024
+
+
+def _checked_dropout(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> float:
+    """p_dropout, 0 for 1, of a call that has a backward kernel. A known signature is not checked again."""
+    tensors = (query, key, value, *rest)
+    signature: tuple[Any, ...] | None = (
+        call, type(call.options.scale),
+        *(None if tensor is None else calls.signature_of(tensor) for tensor in tensors),
+    )  # fmt: skip
+    try:
+        known = _served.get(signature) if signature is not None else None
+    except TypeError:  # an option that cannot be a key
+        known = signature = None
+    if known is not None:
+        return known
+    bound = _bind(call, query, key, value, rest)
+    backward.check_served(bound)
+    if signature is not None:
+        if len(_served) >= _MOST_SERVED:
+            _served.clear()
+        _served[signature] = bound.given.p_dropout
+    return bound.given.p_dropout
 
 
 def is_transformed(*tensors: Any) -> bool:

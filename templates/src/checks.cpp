@@ -231,7 +231,7 @@ Status check_backward_pointers(const KernelRow &row, const sdpa_bwd_params &para
   const struct {
     const char *name;
     const void *pointer;
-  } tensors[] = {{"q", forward.q},     {"k", forward.k},     {"v", forward.v},
+  } tensors[] = {{"q", forward.q},     {"k", forward.k},      {"v", forward.v},
                  {"out", forward.out}, {"dout", params.dout}, {"softmax_lse", forward.softmax_lse}};
   for (const auto &tensor : tensors)
     if (tensor.pointer == nullptr) return null_argument(tensor.name);

@@ -17,6 +17,8 @@ from generator.families import FAMILIES
 TINY = (
     "combine_sm89_d256_s4_w4_f16",
     "combine_sm89_d256_s4_w4_f32",
+    "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_bf16_dropout",
+    "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_bf16_causal",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general",

@@ -23,7 +23,8 @@ struct KeepBits {
 
   static constexpr int kMmaM = Traits::kMmaM;
   static constexpr int kMmaN = Traits::kStream / 8;
-  static constexpr int kElements = 4 * kMmaM * kMmaN;  // of a thread, in the order of accumulators ((2, 2), MMA_M, MMA_N)
+  static constexpr int kElements =
+      4 * kMmaM * kMmaN;  // of a thread, in the order of accumulators ((2, 2), MMA_M, MMA_N)
 
   uint32_t words[(kElements + 31) / 32];
 
@@ -55,8 +56,7 @@ struct KeepBits {
   SDPA_DEVICE void set(int element, bool is_kept) { words[element / 32] |= (is_kept ? 1u : 0u) << element % 32; }
 
   template <class Coords>
-  SDPA_DEVICE void draw_transposed(const Dropout<Traits> &dropout, const Coords &coords, int first_key,
-                                   int first_row) {
+  SDPA_DEVICE void draw_transposed(const Dropout<Traits> &dropout, const Coords &coords, int first_key, int first_row) {
     using namespace cute;
     const uint32_t parity = (first_key + get<0>(coords(0, 0))) % 2;
     CUTE_UNROLL

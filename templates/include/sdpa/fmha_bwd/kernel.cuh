@@ -51,7 +51,8 @@ struct Kernel {
     char *const smem = Arch::dynamic_smem();
     const Range range = first_key < sequence.seqlen_k ? row_range<Role>(sequence, tile.block) : Range{0, 0, 0, 0};
     if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dk, dv);
-    const auto store = [&](auto &acc, float scale, int which, const TensorRef &tensor, int num_cols) SDPA_INLINE_LAMBDA {
+    const auto store = [&](auto &acc, float scale, int which, const TensorRef &tensor,
+                           int num_cols) SDPA_INLINE_LAMBDA {
       if (tensor.data == nullptr) return;
       const int64_t offset = tile.bidb * tensor.batch_stride + tile.bidh_kv * tensor.head_stride +
                              sequence.first_row_k * tensor.row_stride;
@@ -63,9 +64,9 @@ struct Kernel {
 
   SDPA_DEVICE static void run_rows(const Params &params, int index) {
     using Role = typename Traits::Rows;
-    const WorkTile work =
-        params.is_causal ? params.scheduler.template tile<true, false, CausalOrder::kLongestFirst>(index)
-                         : params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(index);
+    const WorkTile work = params.is_causal
+                              ? params.scheduler.template tile<true, false, CausalOrder::kLongestFirst>(index)
+                              : params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(index);
     const OwnedTile tile = {work.m_block, work.bidb, work.bidh, work.bidh_kv};
     const Sequence sequence = Sequence::make(params, tile.bidb);
     const int first_row = tile.block * Role::kBlockM;
@@ -80,8 +81,8 @@ struct Kernel {
     }
     if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dq, dq);
     const TensorRef &tensor = params.dq;
-    const int64_t offset = tile.bidb * tensor.batch_stride + tile.bidh * tensor.head_stride +
-                           sequence.first_row_q * tensor.row_stride;
+    const int64_t offset =
+        tile.bidb * tensor.batch_stride + tile.bidh * tensor.head_stride + sequence.first_row_q * tensor.row_stride;
     Epilogue<Role>::store(dq, params.score_scale, smem, 0, tensor, offset, first_row, sequence.seqlen_q,
                           sequence.num_rows, params.head_dim);
   }

@@ -49,10 +49,10 @@ Status check(const sdpa_bwd_params &params) {
   const int64_t statistics = padded_rows(p) * p.batch * p.num_heads_q / Preprocess<Traits>::kRowsPerCta;
   const int64_t ctas = num_key_tiles<Traits>(params) + num_row_tiles<Traits>(params);
   if (ctas > INT_MAX || statistics > INT_MAX)
-    return make_status(SDPA_NOT_SUPPORTED,
-                       "batch %d, num_heads_q %d, seqlen_q %d and seqlen_k %d make %lld CTAs; one launch has at most %d",
-                       p.batch, p.num_heads_q, p.seqlen_q, p.seqlen_k,
-                       static_cast<long long>(ctas > statistics ? ctas : statistics), INT_MAX);
+    return make_status(
+        SDPA_NOT_SUPPORTED,
+        "batch %d, num_heads_q %d, seqlen_q %d and seqlen_k %d make %lld CTAs; one launch has at most %d", p.batch,
+        p.num_heads_q, p.seqlen_q, p.seqlen_k, static_cast<long long>(ctas > statistics ? ctas : statistics), INT_MAX);
   const int batch_q = p.cu_seqlens_q ? 1 : p.batch;
   const int batch_k = p.cu_seqlens_k ? 1 : p.batch;
   const int extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
@@ -125,9 +125,8 @@ Params to_params(const sdpa_bwd_params &given) {
   params.statistics_ctas = cutlass::FastDivmod(params.padded_rows / Preprocess<Traits>::kRowsPerCta);
   params.heads_q = cutlass::FastDivmod(p.num_heads_q);
   params.num_key_tiles = static_cast<int32_t>(num_key_tiles<Traits>(given));
-  params.scheduler =
-      TileScheduler::make(static_cast<int>(num_blocks(p.seqlen_q, Traits::kDqBlockM)), p.batch, p.num_heads_q,
-                          p.num_heads_kv, int64_t{4} * p.seqlen_k * Traits::kHeadDim);
+  params.scheduler = TileScheduler::make(static_cast<int>(num_blocks(p.seqlen_q, Traits::kDqBlockM)), p.batch,
+                                         p.num_heads_q, p.num_heads_kv, int64_t{4} * p.seqlen_k * Traits::kHeadDim);
   params.key_scheduler =
       TileScheduler::make(static_cast<int>(num_blocks(p.seqlen_k, Traits::kBlockN)), p.batch, p.num_heads_kv,
                           p.num_heads_kv, int64_t{4} * p.seqlen_q * params.heads_per_kv * Traits::kHeadDim);

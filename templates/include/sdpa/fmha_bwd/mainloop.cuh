@@ -28,9 +28,9 @@ namespace sdpa::fmha_bwd {
 
 // The owned tile of a CTA.
 struct OwnedTile {
-  int block;    // n_block or m_block
+  int block;  // n_block or m_block
   int bidb;
-  int bidh;     // query head; where keys are owned, the first of its key head
+  int bidh;  // query head; where keys are owned, the first of its key head
   int bidh_kv;
 };
 
@@ -70,8 +70,9 @@ struct Mainloop {
     const auto sA = [&](int which) SDPA_INLINE_LAMBDA {  // (kOwn, kHeadDim)
       return make_tensor(make_smem_ptr(smem_elements + which * Traits::kTileA), typename Traits::SmemLayoutA{});
     };
-    const auto b_at = [&](int slot, int which)
-                          SDPA_INLINE_LAMBDA { return smem_elements + Traits::kOffsetB + (2 * slot + which) * Traits::kTileB; };
+    const auto b_at = [&](int slot, int which) SDPA_INLINE_LAMBDA {
+      return smem_elements + Traits::kOffsetB + (2 * slot + which) * Traits::kTileB;
+    };
     const auto sB = [&](int slot, int which) SDPA_INLINE_LAMBDA {  // (kStream, kHeadDim)
       return make_tensor(make_smem_ptr(b_at(slot, which)), typename Traits::SmemLayoutB{});
     };
@@ -83,6 +84,7 @@ struct Mainloop {
     using CopyA = fmha_fwd::TileCopy<Traits, kOwn>;
     using CopyB = fmha_fwd::TileCopy<Traits, kStream>;
     const auto load_b = [&](int head, int block, int slot) SDPA_INLINE_LAMBDA {
+      const int tid = Arch::thread_idx_again();  // addresses are found anew: the loop needs their registers
       const int rows_left = stream_length - block * kStream;
       const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, tid);
       copy0.template load<true>(copy0.source(), block, b_at(slot, 0), rows_left, params.head_dim);
@@ -103,8 +105,8 @@ struct Mainloop {
     // ---- shared → registers → MMA ----
     typename Traits::TiledMma tiled_mma;
     const auto thr_mma = tiled_mma.get_slice(tid);
-    Tensor tSrA = thr_mma.partition_fragment_A(sA(0));     // (8, MMA_M, kHeadDim / 16)
-    Tensor tSrB = thr_mma.partition_fragment_B(sB(0, 0));  // (4, MMA_N, kHeadDim / 16)
+    Tensor tSrA = thr_mma.partition_fragment_A(sA(0));       // (8, MMA_M, kHeadDim / 16)
+    Tensor tSrB = thr_mma.partition_fragment_B(sB(0, 0));    // (4, MMA_N, kHeadDim / 16)
     Tensor tGrBt = thr_mma.partition_fragment_B(sBt(0, 0));  // (4, MMA_K, kStream / 16)
     const auto copy_a = make_tiled_copy_A(CopyAtom{}, tiled_mma).get_slice(tid);
     const auto copy_b = make_tiled_copy_B(CopyAtom{}, tiled_mma).get_slice(tid);

@@ -17,11 +17,11 @@ namespace sdpa::fmha_bwd {
 inline constexpr int kPaddedRows = 128;
 
 struct Params : GeneralParams {
-  TensorRef dout;     // [batch, num_heads_q, seqlen_q, head_dim_v]
-  TensorRef dq;       // like q; null data: not asked for
-  TensorRef dk;       // like k
-  TensorRef dv;       // like v
-  const float *dlse;  // strides of softmax_lse; or null
+  TensorRef dout;      // [batch, num_heads_q, seqlen_q, head_dim_v]
+  TensorRef dq;        // like q; null data: not asked for
+  TensorRef dk;        // like k
+  TensorRef dv;        // like v
+  const float *dlse;   // strides of softmax_lse; or null
   float2 *statistics;  // [batch, num_heads_q, padded_rows]: see preprocess.cuh
   int32_t padded_rows;
   int32_t heads_per_kv;

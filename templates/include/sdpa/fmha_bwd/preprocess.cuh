@@ -39,8 +39,7 @@ struct Preprocess {
       const int row = part * kRowsPerCta + pass * kRowsPerPass + Arch::thread_idx() / kLanes;
       float lse = -INFINITY, dlse = 0.f;
       if (row < sequence.seqlen_q) {
-        const int64_t at =
-            bidb * params.lse_batch_stride + bidh * params.lse_head_stride + sequence.first_row_q + row;
+        const int64_t at = bidb * params.lse_batch_stride + bidh * params.lse_head_stride + sequence.first_row_q + row;
         lse = params.softmax_lse[at];
         if (params.dlse != nullptr) dlse = params.dlse[at];
       }
