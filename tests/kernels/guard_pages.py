@@ -19,6 +19,7 @@ import torch
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.library.abi import MAX_TILES, Params
 from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Op
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
@@ -77,7 +78,7 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
 def tested_kernels() -> Iterator[TestedKernel]:
     """Split ones with two numbers of splits; the workspaces of 4 splits end at multiples of 256 bytes."""
     for row in kernels(Target.HOST):
-        if row.is_general:
+        if row.op is Op.FORWARD and row.is_general:
             for num_splits in (1, 4) if row.is_split else (0,):
                 yield TestedKernel("cpu", row, num_splits)
 

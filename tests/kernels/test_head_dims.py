@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sdpa_cutlass.library.registry import Op
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, random_qkv
@@ -22,7 +23,10 @@ def served(kernel: TestedKernel) -> list[int]:
     smaller = [
         row.head_dim
         for row in kernels(kernel.library.build.target)
-        if row.is_general and row.is_split == kernel.info.is_split and row.head_dim < kernel.info.head_dim
+        if row.op is Op.FORWARD
+        and row.is_general
+        and row.is_split == kernel.info.is_split
+        and row.head_dim < kernel.info.head_dim
     ]
     return [8, *range(max(smaller, default=8) + 8, kernel.info.head_dim + 8, 8)]
 

@@ -226,7 +226,7 @@ def test_general_kernels_are_behind_plain_ones_of_their_own_family_alone(
     problem = made_problem()
     fused = next(
         row for row in kernels(Target.HOST)
-        if row.is_general and not row.is_split and not select.mismatches(row, problem)
+        if row.serves(Family.FMHA_FWD) and row.is_general and not row.is_split and not select.mismatches(row, problem)
     )  # fmt: skip
     plain = siblings(monkeypatch, accuracy=Accuracy.EXACT).rows[-1]
     monkeypatch.setattr(MODELS[Family.UNFUSED], "cost", lambda self, problem: (1e9, 0))
@@ -236,9 +236,11 @@ def test_general_kernels_are_behind_plain_ones_of_their_own_family_alone(
 
 
 def test_every_family_of_attention_has_a_cost_model() -> None:
-    """What computes something else competes with nothing, and has none."""
-    forward = {family.name for family in FAMILIES if family.kernel.op is GeneratorOp.FORWARD}
-    assert {family.value for family in MODELS} == forward
+    """Gradients have one too. What computes something else competes with nothing, and has none."""
+    ops = (GeneratorOp.FORWARD, GeneratorOp.BACKWARD)
+    assert {family.value for family in MODELS} == {
+        family.name for family in FAMILIES if family.kernel.op in ops
+    }
     assert {family.value for family in Family} == {family.name for family in FAMILIES}
     for family, model in MODELS.items():
         assert getattr(model, "__module__", None) == f"sdpa_cutlass.choice.cost.{family.value}"
