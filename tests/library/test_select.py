@@ -198,7 +198,8 @@ def test_names_say_what_rows_are() -> None:
             continue
         if row.family is Family.FMHA_BWD:
             name = f"fmha_bwd_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
-            name += f"_s{row.stages}_w{row.warps}_q{row.detail('dq_block_m')}k{row.detail('dq_block_n')}_{row.dtype.value}"
+            name += f"_s{row.stages}_w{row.warps}_q{row.detail('dq_block_m')}k{row.detail('dq_block_n')}"
+            name += f"_{row.dtype.value}"
             assert row.name == name + "_dropout" * row.has_dropout
             continue
         lead = "unfused" if row.family is Family.UNFUSED else "fmha_fwd"
