@@ -21,13 +21,11 @@ from ..library.abi import BwdParams
 from ..library.device import stream_getter
 from ..library.locate import Target
 from . import checks
-from .launch import library_for, make_params
+from .launch import library_for, make_params, make_workspace
 from .planning import Bound
 
 if TYPE_CHECKING:
     import torch
-
-_ALIGNMENT = 256  # bytes, of a workspace
 
 Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
@@ -140,12 +138,11 @@ def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients, name:
     library, device = library_for(q)
     kernel = choose_backward(library, problem, device, params, name=name)
     size = library.backward_workspace_bytes(kernel.index, params)
-    workspace = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=q.device)
-    address = workspace.data_ptr()
-    params.forward.workspace = address + -address % _ALIGNMENT
-    params.forward.workspace_bytes = size
     stream = stream_getter()(device.index) if device.target is Target.CUDA else None
+    workspace, params.forward.workspace = make_workspace(size, q.device, stream or 0)
+    params.forward.workspace_bytes = size
     library.launch_backward(kernel.index, params, device.index, stream)
+    del workspace  # torch's allocator reuses it in stream order
 
 
 def _canonical(bound: Bound, tensor: torch.Tensor) -> torch.Tensor:

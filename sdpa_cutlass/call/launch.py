@@ -235,15 +235,19 @@ class Plan:
         )
 
     def _make_workspace(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int]:
-        """A tensor to keep until the launch is queued on `stream`, and the aligned address in it."""
-        torch = sys.modules["torch"]
-        size = self.workspace_bytes + _WORKSPACE_ALIGNMENT
-        if stream == _PER_THREAD_STREAM:
-            workspace = _empty_on_own_stream(size, out.device)
-        else:
-            workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
-        address = workspace.data_ptr()
-        return workspace, address + -address % _WORKSPACE_ALIGNMENT
+        return make_workspace(self.workspace_bytes, out.device, stream)
+
+
+def make_workspace(size: int, device: torch.device, stream: int) -> tuple[torch.Tensor, int]:
+    """A tensor to keep until the launch is queued on `stream`, and the address of `size` bytes in it."""
+    torch = sys.modules["torch"]
+    size += _WORKSPACE_ALIGNMENT
+    if stream == _PER_THREAD_STREAM:
+        workspace = _empty_on_own_stream(size, device)
+    else:
+        workspace = torch.empty(size, dtype=torch.uint8, device=device)
+    address = workspace.data_ptr()
+    return workspace, address + -address % _WORKSPACE_ALIGNMENT
 
 
 def _empty_on_own_stream(size: int, device: torch.device) -> torch.Tensor:
