@@ -30,7 +30,7 @@ from . import cpu_features
 from .locate import Target, locate
 from .merge_abi import MergeParams
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
 MAX_LISTED_PARTS = 32  # SDPA_MAX_LISTED_PARTS
 

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 8
+#define SDPA_ABI_VERSION 9
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -154,7 +154,9 @@ typedef enum sdpa_op {
 /* How near to the mathematics. A choice among kernels crosses no line of these unasked; later versions append. */
 typedef enum sdpa_accuracy {
   SDPA_ACCURACY_EXACT = 0,         /* logits in float32, roundings to the element type in P and in the result alone */
-  SDPA_ACCURACY_ROUNDED_LOGITS = 1 /* logits may be rounded to 16 bits */
+  SDPA_ACCURACY_ROUNDED_LOGITS = 1, /* logits may be rounded to 16 bits */
+  SDPA_ACCURACY_INT8_QK = 2,        /* Q and K are rounded to 8 bits: docs/quantised.md has the bounds */
+  SDPA_ACCURACY_INT8 = 3            /* and so are V and P */
 } sdpa_accuracy;
 
 /* What a problem may need of a kernel, one bit each; later versions append. Every problem needs one of FULL and CAUSAL,
