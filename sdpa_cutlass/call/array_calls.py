@@ -38,7 +38,7 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
     """
     if isinstance(options.family, Precision):
         raise UnsupportedError(
-            f"precision={options.family.value!r} needs torch installed, which allocates the workspace for the "
+            f"precision={options.family.value!r} needs torch installed, which allocates the workspace for "
             "quantised keys and values, and takes neither stream nor softmax_lse"
         )
     if options.family is not Family.FMHA_FWD:

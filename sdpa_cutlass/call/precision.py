@@ -1,4 +1,4 @@
-"""What `precision` asks for: exact kernels, or those that multiply bytes. docs/quantised.md has their errors."""
+"""What `precision` asks for: exact kernels, or those that multiply bytes (docs/quantised.md)."""
 
 from __future__ import annotations
 

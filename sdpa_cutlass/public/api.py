@@ -143,9 +143,9 @@ def attention(
     sinks: tensor [Hq] of float16, bfloat16 or float32 beside query, contiguous: one logit for each query
         head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
         key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
-    precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8" value
-        and the weights too. Faster on long sequences, with errors of about 1 % (docs/quantised.md has the
-        bounds). Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.
+    precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
+        value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
+        Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be

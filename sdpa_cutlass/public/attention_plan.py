@@ -128,7 +128,9 @@ def plan(
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
-    asked = Options(asked_of(precision, family), causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
+    asked = Options(
+        asked_of(precision, family), causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window
+    )
     arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, sinks)
     options = torch_inputs.with_flags(asked)
     inputs = Inputs(

@@ -34,19 +34,26 @@ class Kernels(Enum):
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
     """Those that merge partial results."""
+    QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
+    """Products of bytes, and the pass that makes them."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Full kernel names."""
-        lead = {Kernels.HOPPER: "fmha_fwd_sm90", Kernels.COMBINE: "combine_sm89"}.get(self, "fmha_fwd_sm89")
+        leads = {
+            Kernels.HOPPER: "fmha_fwd_sm90",
+            Kernels.COMBINE: "combine_sm89",
+            Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
+        }
+        lead = leads.get(self, "fmha_fwd_sm89")
         return tuple(f"{lead}_{name}" for name in self.value if name)
 
     @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        return self not in (Kernels.HOPPER, Kernels.COMBINE, Kernels.ENGINE)
+        return self not in (Kernels.HOPPER, Kernels.COMBINE, Kernels.QUANTIZED, Kernels.ENGINE)
 
 
 class Check(Enum):

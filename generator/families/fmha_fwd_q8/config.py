@@ -1,7 +1,7 @@
 """What a quantised forward kernel is: `FmhaFwdQ8`, its two functions, and the resources of its CTA.
 
-A launch runs both functions: `<name>_quantize` first, which turns K and V into bytes, then `<name>`. The C++ headers
-compute shared memory by themselves; each generated unit asserts that both agree.
+A launch runs both functions: `<name>_quantize` first, which turns K and V into bytes, then `<name>`. The C++
+headers compute shared memory by themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ RULES: tuple[Rule[FmhaFwdQ8], ...] = (
         "block_m is a multiple of 16 rows for each warp",
         lambda c: (
             c.tile.block_m % (rows := MMA_M * c.tile.warps) == 0
-            or f"block_m {c.tile.block_m} is not a multiple of {rows} ({MMA_M} for each of {c.tile.warps} warps)"
+            or f"block_m {c.tile.block_m} is not a multiple of {rows} "
+            f"({MMA_M} for each of {c.tile.warps} warps)"
         ),
     ),
     Rule(

@@ -1,7 +1,7 @@
 """THE file to edit for the quantised kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Every kernel serves smaller
-head_dims too, so a head_dim that is missing here is served by the next larger one.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Every kernel serves
+smaller head_dims too, so a head_dim that is missing here is served by the next larger one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def release(tables: Tables = TABLES) -> Listing:
 def sweep(tables: Tables = TABLES) -> Listing:
     """The product of the axes above in fp16, for every math and head_dim."""
     swept = [
-        Tile(block_m=m, block_n=64, stages=stages, warps=4) for m, stages in product(SWEEP_BLOCK_M, SWEEP_STAGES)
+        Tile(block_m=m, block_n=64, stages=stages, warps=4)
+        for m, stages in product(SWEEP_BLOCK_M, SWEEP_STAGES)
     ]
     return Listing(
         tried=(

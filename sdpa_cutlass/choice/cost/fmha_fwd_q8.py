@@ -8,8 +8,7 @@ prediction:
     clocks a score and sub-partition = 7.5·MMA + 1.6·(other instructions) + 3.9·(shared memory)
 
 in instructions of a warp. The pass is bound by memory: 4 bytes read and 2 written for each key and column of
-K and V, or 3 in all where V keeps its 16 bits. Unlike other models' its price is not relative to theirs: exact and
-quantised kernels never compete.
+K and V, or 3 in all where V keeps its 16 bits. Exact and quantised kernels never compete.
 """
 
 from __future__ import annotations

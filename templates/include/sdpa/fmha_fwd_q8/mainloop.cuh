@@ -69,7 +69,6 @@ struct Mainloop {
     }
     QPrologue<Traits>::run(params, tile, sequence, smem_q,
                            softmax.q_scale);  // the loop's first barrier makes it visible
-    const float *const k_scales = params.k_scale + params.first_row(sequence, tile.bidb, tile.bidh_kv) / 16 + tid % 4;
 
     // ---- one key block ----
     int slot = 0;
@@ -81,7 +80,7 @@ struct Mainloop {
       const int ahead = n_block - (kStages - 1);
       if (ahead >= keys.n_block_min) copy.load(ahead, free_slot);
       Arch::cp_async_fence();
-      const float k_scale = k_scales[n_block * (kBlockN / 16)];
+      const float k_scale = copy.k_scale(n_block);
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S

@@ -39,17 +39,17 @@ struct QuantizedParams : GeneralParams {
 
   SDPA_DEVICE bool is_packed() const { return lengths_k.cu_seqlens != nullptr; }
 
-  // Where the keys of a sequence start: a row of a head, counted over all heads.
-  SDPA_DEVICE int64_t first_row(const Sequence &sequence, int bidb, int bidh_kv) const {
-    if (is_packed()) return bidh_kv * rows + int64_t{kBlock} * (sequence.first_row_k / kBlock + bidb);
-    return (int64_t{bidb} * num_heads_kv + bidh_kv) * rows;
+  // Of all heads in the workspace, the one that holds a sequence's keys, and the block of it where they start.
+  SDPA_DEVICE int head(int bidb, int bidh_kv) const { return is_packed() ? bidh_kv : bidb * num_heads_kv + bidh_kv; }
+  SDPA_DEVICE int first_block(const Sequence &sequence, int bidb) const {
+    return is_packed() ? static_cast<int>(sequence.first_row_k / kBlock) + bidb : 0;
   }
 
-  // Where its transposed values start, in bytes: row 0 of [kHeadDim, rows].
+  // The first row of a block, counted over all heads, and its first byte in row 0 of its head's V̂ [kHeadDim, rows].
+  SDPA_DEVICE int64_t row(int head, int block) const { return head * rows + int64_t{kBlock} * block; }
   template <int kHeadDim>
-  SDPA_DEVICE int64_t first_byte_v(const Sequence &sequence, int bidb, int bidh_kv) const {
-    if (is_packed()) return bidh_kv * rows * kHeadDim + int64_t{kBlock} * (sequence.first_row_k / kBlock + bidb);
-    return (int64_t{bidb} * num_heads_kv + bidh_kv) * rows * kHeadDim;
+  SDPA_DEVICE int64_t byte_of_v(int head, int block) const {
+    return head * rows * kHeadDim + int64_t{kBlock} * block;
   }
 };
 

@@ -62,6 +62,12 @@ struct Quantize {
            sequence.first_row_k * tensor.row_stride;
   }
 
+  // Counted over all heads of the workspace.
+  SDPA_DEVICE static int64_t row_of_block(const Params &params, const Sequence &sequence, int n_block, int bidb,
+                                          int bidh_kv) {
+    return params.row(params.head(bidb, bidh_kv), params.first_block(sequence, bidb) + n_block);
+  }
+
   SDPA_DEVICE static int column(int run) { return 32 * run + 16 * (Arch::thread_idx() % 2); }
 
   // This thread's part of its row: zeros beyond seqlen_k and num_cols.
@@ -144,7 +150,7 @@ struct Quantize {
     for (int w = 0; w < kWarps; ++w) amax = cute::max(amax, exchange[w * 4 + group]);
 
     const float inverse = inverse_of(amax);
-    const int64_t first_row = params.first_row(sequence, bidb, bidh_kv) + n_block * kBlock;
+    const int64_t first_row = row_of_block(params, sequence, n_block, bidb, bidh_kv);
     CUTE_UNROLL
     for (int i = 0; i < kRuns; ++i)
       *reinterpret_cast<uint4 *>(params.k_hat + (first_row + row) * kHeadDim + column(i)) =
@@ -182,7 +188,7 @@ struct Quantize {
     for (int w = 0; w < kWarps; ++w) smallest = cute::min(smallest, exchange[w]);
     const float scale = !is_zero(amax) ? scale_of(amax) : smallest == kNone ? 1.f : scale_of(smallest);
 
-    const int64_t first_row = params.first_row(sequence, bidb, bidh_kv) + n_block * kBlock;
+    const int64_t first_row = row_of_block(params, sequence, n_block, bidb, bidh_kv);
     if (lane % 2 == 0) {
       params.v_log2[first_row + row] = Arch::log2(scale);
       params.v_inverse[first_row + row] = kInverseUnit / scale;
@@ -198,8 +204,8 @@ struct Quantize {
       transposed[(column(i / 4) + i % 4 * 4 + in_quad) * kPitch + row / 4] = word;
     }
     Arch::syncthreads();  // the block is transposed
-    int8_t *const v_hat =
-        params.v_hat + params.template first_byte_v<kHeadDim>(sequence, bidb, bidh_kv) + n_block * kBlock;
+    int8_t *const v_hat = params.v_hat + params.template byte_of_v<kHeadDim>(
+                                             params.head(bidb, bidh_kv), params.first_block(sequence, bidb) + n_block);
     CUTE_UNROLL
     for (int i = 0; i < kHeadDim * (kBlock / 16) / kThreads; ++i) {
       const int index = i * kThreads + tid, col = index / (kBlock / 16), piece = index % (kBlock / 16);
