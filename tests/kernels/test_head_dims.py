@@ -23,6 +23,7 @@ def served(kernel: TestedKernel) -> list[int]:
         row.head_dim
         for row in kernels(kernel.library.build.target)
         if row.is_general and row.is_split == kernel.info.is_split and row.head_dim < kernel.info.head_dim
+        if row.family is kernel.info.family
     ]
     return [8, *range(max(smaller, default=8) + 8, kernel.info.head_dim + 8, 8)]
 

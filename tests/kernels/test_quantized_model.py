@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.quantised_data import FAMILIES, family
 from sdpa_cutlass.library.registry import Accuracy
 from sdpa_cutlass.problem import Causal
 from tests.kernels import quantized_model as model
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv, run_case
 from tests.kernels.harness import TestedKernel
 from tests.kernels.numerics import visible
-from tests.kernels.quantized_data import FAMILIES, family
 
 _ALIGNMENT = 256
 _LSE_TOLERANCE = 2e-3  # exp2 and log2 of the machine, and float32 sums in another order
-_OUT_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 3e-3}  # half a unit of bfloat16 alone is 2e-3
+_OUT_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # a unit in the last place of bfloat16
 
 
 def floats(tensor: torch.Tensor) -> np.ndarray:
@@ -47,10 +47,16 @@ def check_model(kernel: TestedKernel, case: Case) -> int:
     assert lse is not None
     repeat = case.q.shape[1] // case.k.shape[1]
     seen = visible(case.seqlen_q, case.seqlen_k, case.causal, "cpu").numpy()
+    count = int(seen.any(0).sum())  # keys that no row sees are left out: the mean is that of the others
+    seen = seen[:, :count]
     largest = 0
     for b in range(case.q.shape[0]):
         for h in range(case.q.shape[1]):
-            q, k, v = floats(case.q[b, h]), floats(case.k[b, h // repeat]), floats(case.v[b, h // repeat])
+            q, k, v = (
+                floats(case.q[b, h]),
+                floats(case.k[b, h // repeat, :count]),
+                floats(case.v[b, h // repeat, :count]),
+            )
             want, want_lse, most = model.attend(
                 q,
                 k,
@@ -68,8 +74,8 @@ def check_model(kernel: TestedKernel, case: Case) -> int:
             assert error <= _OUT_TOLERANCE[kernel.dtype], (
                 f"(a) max error {error:.2e} to the model, {kernel}, {case}"
             )
-            off = np.abs(floats(lse[b, h]) - want_lse)
-            off[floats(lse[b, h]) == want_lse] = 0
+            same = floats(lse[b, h]) == want_lse  # infinities
+            off = np.abs(np.where(same, 0, floats(lse[b, h])) - np.where(same, 0, want_lse))
             bound = _LSE_TOLERANCE * max(1.0, np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0))
             assert off.max() <= bound, (
                 f"(c) softmax_lse is {off.max():.2e} from the model's, {kernel}, {case}"

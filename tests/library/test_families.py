@@ -227,6 +227,7 @@ def test_general_kernels_are_behind_plain_ones_of_their_own_family_alone(
     fused = next(
         row for row in kernels(Target.HOST)
         if row.is_general and not row.is_split and not select.mismatches(row, problem)
+        if row.serves(Family.FMHA_FWD)
     )  # fmt: skip
     plain = siblings(monkeypatch, accuracy=Accuracy.EXACT).rows[-1]
     monkeypatch.setattr(MODELS[Family.UNFUSED], "cost", lambda self, problem: (1e9, 0))

@@ -52,8 +52,8 @@ QUANTIZED: tuple[Mutant, ...] = (
     _quantized(
         "scale_of_the_next_lane",
         "tile_copy.cuh",
-        "Arch::thread_idx_again() % 4]",
-        "(Arch::thread_idx_again() + 1) % 4]",
+        "Arch::thread_idx() % 4]",
+        "(Arch::thread_idx() + 1) % 4]",
         "a lane takes the scale of its neighbour's keys",
         Check.NUMERICS,
     ),

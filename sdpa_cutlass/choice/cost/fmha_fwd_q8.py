@@ -16,7 +16,7 @@ from __future__ import annotations
 from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import Problem
-from ..visible_keys import CausalRows
+from ..visible_keys import rows_of_tiles
 from .model import CTA_CYCLES, LAUNCH_CYCLES, SMEM_PER_CTA, Model, ceil_div
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
@@ -54,8 +54,9 @@ class FmhaFwdQ8(Model):
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, sms = self.kernel, self.device.sms
-        keys = problem.batch * problem.num_heads_kv * problem.seqlen_k
-        quantising = keys * kernel.head_dim * _PASS_BYTES[kernel.accuracy] / (sms * _PASS_BYTES_PER_CLOCK)
+        blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
+        quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
+        quantising = quantised / (sms * _PASS_BYTES_PER_CLOCK)
         tiles = ceil_div(problem.seqlen_q, kernel.block_m) * problem.batch * problem.num_heads_q
         tile = self._blocks(problem) * self._block
         if self._is_causal:
@@ -73,11 +74,7 @@ class FmhaFwdQ8(Model):
 
     def _blocks(self, problem: Problem) -> float:
         """Blocks of keys of a tile, on average."""
-        kernel = self.kernel
-        if not problem.is_causal and problem.window is None:
-            return ceil_div(problem.seqlen_k, kernel.block_n)
-        if problem.window is not None:  # and part of a block at each end
-            rows = max(problem.seqlen_q, 1)
-            return problem.visible_scores / rows / kernel.block_n + kernel.block_m / kernel.block_n
-        rows_of_tiles = CausalRows(problem, kernel.block_m, 1)
-        return rows_of_tiles.all_rounds(kernel.block_n) / rows_of_tiles.count
+        rows = rows_of_tiles(problem, self.kernel.block_m, 1)
+        if rows is None:
+            return ceil_div(problem.seqlen_k, self.kernel.block_n)
+        return rows.all_rounds(self.kernel.block_n) / rows.count

@@ -3,7 +3,8 @@
 //
 // Every key had the mean c subtracted, so softmax_scale · q·c comes back to a row's reference before a sink joins it and
 // before softmax_lse leaves. Rows without keys, and beyond their sequence, are those of fmha_fwd/epilogue.cuh.
-// P̂ is rounded and row_sum is not, so O may exceed the largest |v| by a little: cut, finite numbers stay finite.
+// P̂ is rounded and row_sum is not, so O may exceed the largest |v| by a little: cut, finite numbers stay finite. Where V
+// keeps its 16 bits, nothing is cut: an infinite value has to show.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -82,7 +83,10 @@ struct Epilogue {
 
  private:
   // NaN stays NaN.
-  SDPA_DEVICE static float cut(float x) { return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x; }
+  SDPA_DEVICE static float cut(float x) {
+    if constexpr (!Traits::kQuantizesV) return x;
+    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+  }
 };
 
 }  // namespace sdpa::fmha_fwd_q8

@@ -123,21 +123,45 @@ struct Mainloop {
   }
 
  private:
-  // tSrS = kMagicBits + Q̂ K̂ᵀ. Operands of the next k-step are fetched under the multiplication of this one.
+  // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
+  // are no registers for a whole k-step twice.
   template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB>
   SDPA_DEVICE static void multiply_qk(const Mma &mma, Acc &tSrS, const FragA &tSrQ, const FragB &tSrK,
                                       const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view) {
-    constexpr int kSteps = kHeadDim / 32;
-    const auto fetch = [&](auto k) SDPA_INLINE_LAMBDA {
-      cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k));
-      cute::copy(typename Traits::ByteLdsm{}, tSsK(_, _, k), tSrK_view(_, _, k));
-    };
+    constexpr int kPairs = kBlockN / 16;
     CUTE_UNROLL
     for (int i = 0; i < size(tSrS); ++i) tSrS(i) = kMagicBits;
-    fetch(_0{});
-    arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
-      if constexpr (decltype(k)::value + 1 < kSteps) fetch(Int<decltype(k)::value + 1>{});
-      cute::gemm(mma, tSrQ(_, _, k), tSrK(_, _, k), tSrS);
+    in_pairs<kHeadDim / 32, kPairs>(
+        [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), pair); });
+  }
+
+  // For every k-step and pair of n-tiles: fetch_a(k) once, fetch_b(k, pair) one pair ahead, multiply(k, pair).
+  template <int kSteps, int kPairs, class FetchA, class FetchB, class Multiply>
+  SDPA_DEVICE static void in_pairs(FetchA &&fetch_a, FetchB &&fetch_b, Multiply &&multiply) {
+    fetch_a(_0{});
+    fetch_b(_0{}, _0{});
+    arch::static_for<kSteps * kPairs>([&](auto index) SDPA_INLINE_LAMBDA {
+      constexpr int kIndex = decltype(index)::value, kNext = kIndex + 1;
+      if constexpr (kNext < kSteps * kPairs) {
+        if constexpr (kNext % kPairs == 0) fetch_a(Int<kNext / kPairs>{});
+        fetch_b(Int<kNext / kPairs>{}, Int<kNext % kPairs>{});
+      }
+      multiply(Int<kIndex / kPairs>{}, Int<kIndex % kPairs>{});
+    });
+  }
+
+  // The columns of two n-tiles: acc += a b.
+  template <class Mma, class Acc, class FragA, class FragB, class Pair>
+  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, Pair) {
+    arch::static_for<2>([&](auto n) SDPA_INLINE_LAMBDA {
+      constexpr int kTile = 2 * Pair::value + decltype(n)::value;
+      arch::static_for<Traits::kMmaM>([&](auto m) SDPA_INLINE_LAMBDA {
+        auto sums = acc(_, m, Int<kTile>{});
+        cute::gemm(mma, a(_, m), b(_, Int<kTile>{}), sums);
+      });
     });
   }
 
@@ -214,15 +238,11 @@ struct Mainloop {
     const auto ldsm = make_tiled_copy_B(typename Traits::LdsmT{}, mma).get_slice(tid);
     Tensor tOsVt = ldsm.partition_S(sVt);
     Tensor tOrVt_view = ldsm.retile_D(tOrVt);
-    constexpr int kSteps = kBlockN / 16;
-    const auto fetch = [&](auto k) SDPA_INLINE_LAMBDA {
-      cute::copy(typename Traits::LdsmT{}, tOsVt(_, _, k), tOrVt_view(_, _, k));
-    };
-    fetch(_0{});
-    arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
-      if constexpr (decltype(k)::value + 1 < kSteps) fetch(Int<decltype(k)::value + 1>{});
-      cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), tOrO);
-    });
+    in_pairs<kBlockN / 16, kHeadDim / 16>(
+        [](auto) SDPA_INLINE_LAMBDA {},
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), pair); });
   }
 };
 

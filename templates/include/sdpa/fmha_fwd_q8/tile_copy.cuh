@@ -31,9 +31,9 @@ class TileCopy {
            tile.bidh_kv * params.v.head_stride + sequence.first_row_k * params.v.row_stride;
   }
 
-  // Queues block `n_block`. Addresses are made again for every block: there are no registers to keep them in.
+  // Queues block `n_block`.
   SDPA_DEVICE void load(int n_block, int slot) const {
-    const int tid = Arch::thread_idx_again();
+    const int tid = Traits::kRecomputesAddresses ? Arch::thread_idx_again() : Arch::thread_idx();
     load_k(n_block, reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetK + slot * Traits::kTileK), tid);
     if constexpr (Traits::kQuantizesV) {
       load_v_hat(n_block, reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
@@ -45,7 +45,7 @@ class TileCopy {
 
   // The scale of the 16 keys of block `n_block` that a lane holds.
   SDPA_DEVICE float k_scale(int n_block) const {
-    return params_.k_scale[params_.row(head_, first_block_ + n_block) / 16 + Arch::thread_idx_again() % 4];
+    return params_.k_scale[params_.row(head_, first_block_ + n_block) / 16 + Arch::thread_idx() % 4];
   }
 
  private:
