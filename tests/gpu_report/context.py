@@ -24,7 +24,7 @@ MOST_FAILURES = 20  # with their text; more are only counted
 
 
 def named(rows: Sequence[KernelInfo], glob: str) -> list[KernelInfo]:
-    """The rows of attention whose name matches, but the quantised ones: their errors have a rule of their own."""
+    """The rows of attention whose name matches, but quantised ones, whose errors have their own rule."""
     exact = [row for row in rows if row.op is Op.FORWARD and row.family is not Family.FMHA_FWD_Q8]
     return [row for row in exact if fnmatch.fnmatchcase(row.name, glob)]
 
