@@ -36,7 +36,7 @@ from .errors import (
     UntrustedLibraryError,
 )
 from .integrations.torch_sdpa import Usage, disable, enable, enabled
-from .library.registry import Family, KernelInfo
+from .library.registry import Family, KernelInfo, Precision
 from .problem import Causal, DType, MaskType, Problem
 from .public.api import attention, kernels, scaled_dot_product_attention, unfused_attention
 from .public.attention_plan import AttentionPlan, plan
@@ -63,6 +63,7 @@ __all__ = [
     "MaskType",
     "NoKernelError",
     "PhiloxState",
+    "Precision",
     "Problem",
     "SdpaError",
     "UnsupportedError",

@@ -38,6 +38,8 @@ class Accuracy(Enum):
 
     EXACT = "exact"  # logits in float32, roundings to the element type in P and in the result alone
     ROUNDED_LOGITS = "rounded_logits"  # to 16 bits
+    INT8_QK = "int8_qk"  # Q and K as bytes
+    INT8 = "int8"  # V and P too
 
     @property
     def c_name(self) -> str:
@@ -133,7 +135,6 @@ class Kernel(Tagged, ABC):
 
     family: ClassVar[str]  # a folder under templates/include/sdpa, and a template
     op: ClassVar[Op]
-    accuracy: ClassVar[Accuracy] = Accuracy.EXACT
     archs: ClassVar[tuple[Arch, ...]]  # that there are kernels for
     measured: ClassVar[str] = "one CTA"  # whose resources these are
 
@@ -141,6 +142,11 @@ class Kernel(Tagged, ABC):
     head_dim: Annotated[int, "_d"]
     tile: Annotated[Cta, "_"]  # a family names its own class, and its own element types
     dtype: Annotated[ElementType, "_"]
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How near to the mathematics its results are."""
+        return Accuracy.EXACT
 
     def __post_init__(self) -> None:
         super().__post_init__()

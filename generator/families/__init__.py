@@ -4,7 +4,8 @@ from generator.core.family import Families
 from generator.families.combine import COMBINE
 from generator.families.fmha_bwd import FMHA_BWD
 from generator.families.fmha_fwd import FMHA_FWD
+from generator.families.fmha_fwd_q8 import FMHA_FWD_Q8
 from generator.families.fmha_fwd_sm90 import FMHA_FWD_SM90
 from generator.families.unfused import UNFUSED
 
-FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, UNFUSED, COMBINE, FMHA_BWD)
+FAMILIES = Families(FMHA_FWD, FMHA_FWD_SM90, FMHA_FWD_Q8, UNFUSED, COMBINE, FMHA_BWD)

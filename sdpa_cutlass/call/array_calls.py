@@ -23,7 +23,7 @@ from ..arrays.tensors import is_tensor
 from ..choice.select import choose
 from ..dropout import PhiloxState, checked_philox
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from ..library.registry import Family
+from ..library.registry import Family, Precision
 from . import checks, outputs
 from .checks import Operands
 from .launch import library_for, make_params
@@ -36,6 +36,11 @@ def run(options: Options, inputs: Inputs, softmax_lse: Any = None, stream: Any =
 
     Raises what `attention` raises, before anything is launched.
     """
+    if isinstance(options.family, Precision):
+        raise UnsupportedError(
+            f"precision={options.family.value!r} needs torch installed, which allocates the workspace for "
+            "quantised keys and values, and takes neither stream nor softmax_lse"
+        )
     if options.family is not Family.FMHA_FWD:
         raise UnsupportedError("unfused_attention needs torch installed, which allocates its workspace")
     _check_unwatched(inputs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..library import launcher
-from ..library.registry import Family
+from ..library.registry import Family, Precision
 from ..problem import Causal
 from . import outputs, rng
 from .checks import Layout
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 table: Any = None
 """The CallTable of the latest signatures, from the first one on."""
 
-_IMMUTABLE = frozenset({type(None), bool, int, float, str, tuple, Causal, Family, Layout})
+_IMMUTABLE = frozenset({type(None), bool, int, float, str, tuple, Causal, Family, Layout, Precision})
 """Types of options that say the same whenever they are the same object; the tuple is a checked window."""
 
 _OPTIONS = 9  # those that every call has, before its tensors

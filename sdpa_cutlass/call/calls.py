@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..arrays.tensors import as_tensor, has_torch, is_tensor
-from ..library.registry import Family
+from ..library.registry import Asked
 from ..problem import Causal
 from . import array_calls, call_table, checks, outputs, rng, torch_inputs
 from .checks import Layout
@@ -38,7 +38,7 @@ _latest: tuple[Plans, tuple[Any, ...], Prepared | None] = Plans(), (None,), None
 
 
 def run(
-    family: Family,
+    family: Asked,
     causal: Causal | str | None,
     scale: float | None,
     enable_gqa: bool,
@@ -119,7 +119,7 @@ def run(
 
 
 def run_general(
-    family: Family,
+    family: Asked,
     causal: Causal | str | None,
     scale: float | None,
     enable_gqa: bool,

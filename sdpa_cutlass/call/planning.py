@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arrays.tensors import as_tensor
 from ..choice.select import choose
 from ..dropout import PhiloxState
-from ..library.registry import Family
+from ..library.registry import Asked, Family
 from ..problem import Causal, Problem
 from . import checks, extras, outputs, rng
 from .checks import Layout, Operands
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Options(NamedTuple):
     """What a call asks for besides its tensors, as the caller gave it."""
 
-    family: Family = Family.FMHA_FWD
+    family: Asked = Family.FMHA_FWD
     causal: Causal | str | None = None
     scale: float | None = None
     enable_gqa: bool = True

@@ -28,7 +28,7 @@ from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
 from ..library.abi import Library, Params
 from ..library.device import DeviceInfo, archs_serve
 from ..library.locate import Target
-from ..library.registry import TAKES_OF_MASK, Family, KernelInfo, Takes, read_kernels
+from ..library.registry import TAKES_OF_MASK, Asked, Family, KernelInfo, Takes, read_kernels
 from ..problem import Kind, Problem
 from . import tuned_lookup
 from .cost import Estimate, Model, model_of
@@ -140,7 +140,7 @@ def _runs_on(kernel: KernelInfo, library: Library, compute_capability: tuple[int
 class Offer:
     """The legal kernels that compete on one device for the problems of one kind, and their models."""
 
-    def __init__(self, library: Library, problem: Problem, family: Family, device: DeviceInfo) -> None:
+    def __init__(self, library: Library, problem: Problem, family: Asked, device: DeviceInfo) -> None:
         legal = [
             (kernel, model_of(kernel, problem, device))
             for kernel in competing(library, family, device)
@@ -208,7 +208,7 @@ _price = operator.itemgetter(0, 1)
 
 
 @functools.cache
-def competing(library: Library, family: Family, device: DeviceInfo) -> tuple[KernelInfo, ...]:
+def competing(library: Library, family: Asked, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
     return tuple(
         kernel
@@ -222,10 +222,10 @@ def families_with_plain(kernels: Iterable[KernelInfo]) -> frozenset[Family]:
     return frozenset(kernel.family for kernel in kernels if not kernel.is_general)
 
 
-_offers: dict[tuple[Library, Family, DeviceInfo, Kind], Offer] = {}
+_offers: dict[tuple[Library, Asked, DeviceInfo, Kind], Offer] = {}
 
 
-def offer(library: Library, problem: Problem, family: Family, device: DeviceInfo) -> Offer:
+def offer(library: Library, problem: Problem, family: Asked, device: DeviceInfo) -> Offer:
     """What competes for `family` and problems of the kind of `problem`. May be empty."""
     key = (library, family, device, problem.kind)
     found = _offers.get(key)
@@ -238,7 +238,7 @@ def offer(library: Library, problem: Problem, family: Family, device: DeviceInfo
 
 
 def ranking(
-    library: Library, problem: Problem, family: Family, device: DeviceInfo
+    library: Library, problem: Problem, family: Asked, device: DeviceInfo
 ) -> tuple[tuple[KernelInfo, Estimate], ...]:
     """The legal kernels as far as their rows tell, sorted by `order`. May be empty."""
     found = offer(library, problem, family, device)
@@ -260,7 +260,7 @@ def order(
 def choose(
     library: Library,
     problem: Problem,
-    family: Family,
+    family: Asked,
     device: DeviceInfo,
     params: Params,
     *,
@@ -305,7 +305,7 @@ def choose(
 
 
 def candidates(
-    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
+    library: Library, problem: Problem, family: Asked, device: DeviceInfo, params: Params
 ) -> list[Candidate]:
     """All that compete for `family`: legal kernels in the order of `ranking`, then the others by distance."""
     ranked = ranking(library, problem, family, device)
@@ -354,7 +354,7 @@ def forced_pattern() -> str | None:
     return os.environ.get(FORCE_VARIABLE) or None
 
 
-def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
+def _forced(library: Library, family: Asked, pattern: str) -> set[str] | None:
     """Names of `family` that match; None when only another family's do. Raises when none does."""
     kernels = read_kernels(library)
     matching = [kernel for kernel in kernels if fnmatch.fnmatchcase(kernel.name, pattern)]
@@ -365,7 +365,7 @@ def _forced(library: Library, family: Family, pattern: str) -> set[str] | None:
 
 
 def _named(
-    library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params, name: str
+    library: Library, problem: Problem, family: Asked, device: DeviceInfo, params: Params, name: str
 ) -> tuple[KernelInfo, int]:
     """The kernel with this name, and its num_splits. Raises the errors of `choose`."""
     if not isinstance(name, str):

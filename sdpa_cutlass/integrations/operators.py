@@ -13,6 +13,7 @@ from ..call.planning import Inputs, Options, Result
 from ..dropout import checked_philox
 from ..errors import ArgumentError, UnsupportedError
 from ..library import torch_state
+from ..library.registry import Precision
 from ..problem import Causal
 
 # The result is laid out as query is, so a compiler must hand over the strides that it traced.
@@ -167,6 +168,7 @@ def call_traced(name: str, options: Options, inputs: Inputs, rest: Sequence[Any]
         "return_lse": options.return_lse,
         "p_dropout": float(options.p_dropout),
         "window": None if options.window is None else list(options.window),
+        "precision": options.family.value if isinstance(options.family, Precision) else None,
         **more,
     }
     ops = torch.ops.sdpa_cutlass

@@ -2,7 +2,8 @@
 
     attention_forward(query, key, value, attn_mask=None, seqlens_q=None, seqlens_k=None, philox=None,
                       sinks=None, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
-                      family="fmha_fwd", return_lse=False, p_dropout=0.0, layout="bhsd", window=None)
+                      family="fmha_fwd", return_lse=False, p_dropout=0.0, layout="bhsd", window=None,
+                      precision=None)
                       -> (out, softmax_lse)
     attention_forward_out(query, key, value, out, attn_mask=None, ...the same...) -> softmax_lse
     attention_varlen_forward and attention_varlen_forward_out: see varlen_ops.py
@@ -25,6 +26,7 @@ import torch
 
 from ..call import calls, checks, outputs, planning, rng
 from ..call.planning import Inputs, Options, Result
+from ..call.precision import asked_of
 from ..library.registry import Family
 from . import varlen_ops  # noqa: F401  varlen_ops registers its own
 from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
@@ -37,7 +39,7 @@ _TENSORS = (
 _OPTIONS = (
     "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
     'str family="fmha_fwd", bool return_lse=False, float p_dropout=0.0, str layout="bhsd", '
-    "int[]? window=None"
+    "int[]? window=None, str? precision=None"
 )
 
 
@@ -52,9 +54,10 @@ def _options(
     p_dropout: float = 0.0,
     layout: str = "bhsd",
     window: list[int] | None = None,
+    precision: str | None = None,
 ) -> Options:
     return Options(
-        Family(family),
+        asked_of(precision, Family(family)),
         causal,
         scale,
         enable_gqa,
@@ -175,6 +178,6 @@ def traced(options: Options, inputs: Inputs) -> Result:
         options,
         inputs,
         [as_traced(value) for value in inputs[4:7]],
-        family=options.family.value,
+        family=(options.family if isinstance(options.family, Family) else Family.FMHA_FWD).value,
         layout=checks.tensor_layout(options.layout).value,
     )

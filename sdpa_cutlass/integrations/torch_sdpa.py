@@ -26,8 +26,9 @@ from ..errors import ArgumentError, DriverError, LaunchError, LibraryError, Libr
 from ..library.abi import Library, library
 from ..library.device import HOST, DeviceInfo, cuda_device
 from ..library.locate import Target
-from ..library.registry import Family
+from ..library.registry import Family, Precision
 from ..public import api
+from .quantising import MIN_SEQLEN, Quantising, as_autocast, checked_quantising, serve_quantised
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +45,17 @@ class Usage:
     """Calls that torch served, by reason."""
     log_fallbacks: bool = False
     """Whether the first call of each reason is logged as a warning."""
+    quantised: int = 0
+    """Those of `served` that ran in the `precision` that was asked for."""
 
 
-def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Usage:
+def enable(
+    *,
+    devices: Collection[str] | None = None,
+    log_fallbacks: bool = False,
+    precision: Precision | str | None = None,
+    min_seqlen: int = MIN_SEQLEN,
+) -> Usage:
     """Serves F.scaled_dot_product_attention from this library, in the whole process, until `disable`.
 
     What the library cannot serve goes to torch as before: inputs that require grad with a head_dim above the
@@ -61,6 +70,10 @@ def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fals
     what it means for torch. Dropout is as likely as torch's and, under the same seed, another: its random
     numbers are this library's own (see dropout.py).
 
+    precision: None or "exact"; or "int8_qk" or "int8", as `attention` takes it: calls of `min_seqlen` or more
+    keys whose problem has a quantised kernel then run through it, and `Usage.quantised` counts them. Others
+    are exact, as ever.
+
     devices: "cuda", "cpu" or both. By default CUDA, and CPU tensors only where there is no GPU that the
     library can use: the host library is for tests and is slow.
 
@@ -70,10 +83,12 @@ def enable(*, devices: Collection[str] | None = None, log_fallbacks: bool = Fals
 
     Raises LibraryError or DriverError when the library cannot be used on these devices.
     """
+    quantising = checked_quantising(precision, min_seqlen)
     with _lock:
         served = served_head_dims(devices)
         if _state.explicit is None:
             _state.explicit = _Watch(Usage(), {})
+        _state.explicit.quantising = quantising
         _state.explicit.usage.log_fallbacks = log_fallbacks
         _state.explicit.served |= served
         _state.update(replaces=True)
@@ -88,15 +103,23 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(*, devices: Collection[str] | None = None, log_fallbacks: bool = False) -> Iterator[Usage]:
+def enabled(
+    *,
+    devices: Collection[str] | None = None,
+    log_fallbacks: bool = False,
+    precision: Precision | str | None = None,
+    min_seqlen: int = MIN_SEQLEN,
+) -> Iterator[Usage]:
     """`enable` for the length of a with block, also when it ends by an exception. Yields the block's counts.
 
-    Blocks nest with each other and with `enable`; their devices add up, and end with the block. The function
+    Blocks nest with each other and with `enable`; their devices add up, and end with the block. The
+    `precision` of the innermost block counts, also where it is None. The function
     is replaced in all threads, and put back when the last block of any thread has ended.
     """
     usage = Usage(log_fallbacks=log_fallbacks)
+    quantising = checked_quantising(precision, min_seqlen)
     with _lock:
-        watch = _Watch(usage, served_head_dims(devices))
+        watch = _Watch(usage, served_head_dims(devices), quantising)
         _state.contexts.append(watch)
         _state.update(replaces=True)
     try:
@@ -126,6 +149,7 @@ class _Watch:
 
     usage: Usage
     served: dict[Any, HeadDims]
+    quantising: Quantising | None = None
 
 
 class _Patch:
@@ -134,6 +158,7 @@ class _Patch:
     def __init__(self, original: Callable[..., torch.Tensor]) -> None:
         self.original = original
         self.served: dict[Any, HeadDims] = {}
+        self.quantising: Quantising | None = None
         self.active = True
         self.function = _replacement(self)
         _resolve_in_scripts(self.function, original)
@@ -169,6 +194,7 @@ class _State:
         if patch is None:
             self.patch = patch = _Patch(F.scaled_dot_product_attention)
             F.scaled_dot_product_attention = patch.function
+        patch.quantising = watches[-1].quantising
         patch.served = {device: dims for watch in watches for device, dims in watch.served.items()}
         from . import flash_impl  # noqa: F401  registers this library at torch's swap point
 
@@ -177,10 +203,11 @@ _lock = threading.RLock()
 _state = _State()
 
 
-def count_served() -> None:
+def count_served(*, is_quantised: bool = False) -> None:
     """Counts a call that this library served."""
     for usage in _state.watchers:
         usage.served += 1
+        usage.quantised += is_quantised
 
 
 def count_fallback(reason: str, detail: object = None) -> None:
@@ -240,6 +267,15 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
                 mask = None if is_bias else attn_mask
                 reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
             detail: object = None
+            quantising = patch.quantising
+            if reason is None and quantising is not None:
+                out = serve_quantised(
+                    quantising, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+                )
+                if out is not None:
+                    if not tracing:
+                        count_served(is_quantised=True)
+                    return out
             if reason is None and tracing:
                 return _serve(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if reason is None:
@@ -311,15 +347,7 @@ def _serve(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """This library's result, of inputs as torch.autocast hands them to F.scaled_dot_product_attention."""
-    import torch
-
-    device_type = query.device.type
-    if torch.is_autocast_enabled(device_type):
-        from .torch_refusals import autocast_dtype
-
-        query, key, value = (
-            tensor.to(autocast_dtype(device_type, tensor.dtype)) for tensor in (query, key, value)
-        )
+    query, key, value = as_autocast(query, key, value)
     return api.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

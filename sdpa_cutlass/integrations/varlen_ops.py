@@ -2,7 +2,7 @@
 
     attention_varlen_forward(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                              philox=None, sinks=None, *, causal=None, scale=None, enable_gqa=True,
-                             kernel_name=None, return_lse=False, p_dropout=0.0, window=None)
+                             kernel_name=None, return_lse=False, p_dropout=0.0, window=None, precision=None)
                              -> (out, softmax_lse)
     attention_varlen_forward_out(query, key, value, out, cu_seqlens_q, ...the same...) -> softmax_lse
 
@@ -17,6 +17,7 @@ import torch
 
 from ..call import outputs, rng
 from ..call.planning import Inputs, Options, Result
+from ..call.precision import asked_of
 from ..public import varlen
 from ..public.varlen import Lengths
 from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
@@ -24,7 +25,8 @@ from .operators import as_traced, as_window, call_traced, check_has_philox, no_l
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
 _OPTIONS = (
     "Tensor? philox=None, Tensor? sinks=None, *, str? causal=None, float? scale=None, bool enable_gqa=True, "
-    "str? kernel_name=None, bool return_lse=False, float p_dropout=0.0, int[]? window=None"
+    "str? kernel_name=None, bool return_lse=False, float p_dropout=0.0, int[]? window=None, "
+    "str? precision=None"
 )
 
 
@@ -37,8 +39,10 @@ def _options(
     return_lse: bool = False,
     p_dropout: float = 0.0,
     window: list[int] | None = None,
+    precision: str | None = None,
 ) -> Options:
     return Options(
+        asked_of(precision),
         causal=causal,
         scale=scale,
         enable_gqa=enable_gqa,
@@ -86,7 +90,7 @@ def _forward_out(
 def _run(options: Options, inputs: Inputs, lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor]:
     check_has_philox(options.p_dropout, inputs.philox)
     out, lse, _ = varlen.run(
-        *options[1:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks, is_operator=True
+        *options[:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks, is_operator=True
     )
     return out, no_lse(inputs.query) if lse is None else lse
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class Family(Enum):
     """``FMHA_FWD``: the fused kernels, ``FMHA_FWD_SM90``: those of Hopper. ``UNFUSED``: GEMM → softmax →
-    GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`. ``FMHA_BWD``:
-    those that make gradients.
+    GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`. ``FMHA_FWD_Q8``:
+    the quantised ones, which a `Precision` asks for. ``FMHA_BWD``: those that make gradients.
 
     Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
     (`KernelInfo.serves`).
@@ -27,6 +27,7 @@ class Family(Enum):
     FMHA_FWD_SM90 = "fmha_fwd_sm90"
     UNFUSED = "unfused"
     COMBINE = "combine"
+    FMHA_FWD_Q8 = "fmha_fwd_q8"
     FMHA_BWD = "fmha_bwd"
 
     __hash__ = object.__hash__  # Enum's own is Python code: 0.3 µs more in every call's signature
@@ -45,9 +46,32 @@ class Accuracy(Enum):
 
     EXACT = 0
     ROUNDED_LOGITS = 1  # logits may be rounded to 16 bits
+    INT8_QK = 2  # Q and K are rounded to 8 bits
+    INT8 = 3  # and so are V and P
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
+
+
+class Precision(Enum):
+    """What a caller may ask for instead of exact kernels; the values are those of `precision`.
+
+    Where a `Family` is asked for, one of these may be: rows of its `accuracy` serve, and no others.
+    """
+
+    INT8_QK = "int8_qk"
+    INT8 = "int8"
+
+    __hash__ = object.__hash__
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """That of the rows."""
+        return Accuracy[self.name]
+
+
+Asked = Family | Precision
+"""What competes in a choice: FMHA_FWD for all exact kernels, else one family's, or those of a precision."""
 
 
 class Takes(IntFlag):
@@ -100,17 +124,19 @@ class KernelInfo:
     smem_bytes: int
     ctas_per_sm: int
 
-    def serves(self, asked: Family) -> bool:
+    def serves(self, asked: Asked) -> bool:
         """Whether it competes where `asked` is asked for.
 
         FMHA_FWD stands for attention itself: any family's exact forward kernels compete. Others stand for
-        their own forward kernels, FMHA_BWD for all kernels that make gradients. What computes something
-        else is in no choice of attention's.
+        their own forward kernels, a precision for those that are as exact, FMHA_BWD for all kernels that
+        make gradients. What computes something else is in no choice of attention's.
         """
         if asked is Family.FMHA_BWD:
             return self.op is Op.BACKWARD
         if self.op is not Op.FORWARD:
             return False
+        if isinstance(asked, Precision):
+            return self.accuracy is asked.accuracy
         if asked is Family.FMHA_FWD:
             return self.accuracy is Accuracy.EXACT
         return self.family is asked

@@ -134,8 +134,11 @@ def analyse(
     )
 
 
+_MULTIPLIES = frozenset({"HMMA", "IMMA"})
+
+
 def _of_interest(code: list[sass.Instruction], found: list[loops.Loop]) -> Iterable[loops.Loop]:
-    multiplying = [loop for loop in found if any(code[i].base == "HMMA" for i in loop.instructions)]
+    multiplying = [loop for loop in found if any(code[i].base in _MULTIPLIES for i in loop.instructions)]
     members = {loop.header: set(loop.instructions) for loop in found}
 
     def inside(loop: loops.Loop, outer: loops.Loop) -> bool:

@@ -14,10 +14,11 @@ from ..call.calls import run, run_general
 from ..call.checks import Layout
 from ..call.launch import library_for
 from ..call.planning import Inputs, Options
+from ..call.precision import asked_of
 from ..errors import ArgumentError, LibraryNotFoundError
 from ..library.abi import library
 from ..library.locate import Target
-from ..library.registry import Family, KernelInfo, read_kernels
+from ..library.registry import Asked, Family, KernelInfo, Precision, read_kernels
 from ..problem import Causal
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
 
+_FUSED: Asked
 _FUSED, _UNFUSED, _TOP_LEFT = Family.FMHA_FWD, Family.UNFUSED, Causal.TOP_LEFT
 """Members by themselves: before Python 3.12 each look-up in the enum takes 0.2 µs."""
 
@@ -99,6 +101,7 @@ def attention(
     stream: Any = None,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    precision: Precision | str | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """dropout(softmax(Q Kᵀ · scale + mask, sinks)) V through one fused kernel.
 
@@ -140,6 +143,9 @@ def attention(
     sinks: tensor [Hq] of float16, bfloat16 or float32 beside query, contiguous: one logit for each query
         head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
         key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
+    precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
+        value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
+        Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
@@ -168,15 +174,16 @@ def attention(
         is_plain, return_philox = False, torch_inputs.flag("return_philox", return_philox)
     if window is not None:
         window = extras.checked_window(window)
+    asked = _FUSED if precision is None else asked_of(precision)
     if is_plain:
-        out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
+        out, lse, _ = run(asked, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
     if softmax_lse is not None or stream is not None:
-        options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+        options = Options(asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
-        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
+        asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
         query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)

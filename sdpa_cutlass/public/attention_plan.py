@@ -10,8 +10,9 @@ from ..call.checks import Layout
 from ..call.extras import Extras
 from ..call.launch import Plan
 from ..call.planning import Inputs, Options
+from ..call.precision import asked_of
 from ..errors import ArgumentError, UnsupportedError
-from ..library.registry import Family, KernelInfo
+from ..library.registry import Family, KernelInfo, Precision
 from ..problem import Causal, Problem
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def plan(
     family: Family = Family.FMHA_FWD,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    precision: Precision | str | None = None,
 ) -> AttentionPlan:
     """Checks a call of `attention` (for Family.UNFUSED: `unfused_attention`) and prepares it. Runs nothing.
 
@@ -126,7 +128,9 @@ def plan(
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
-    asked = Options(family, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
+    asked = Options(
+        asked_of(precision, family), causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window
+    )
     arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, sinks)
     options = torch_inputs.with_flags(asked)
     inputs = Inputs(

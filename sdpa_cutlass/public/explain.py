@@ -11,10 +11,11 @@ from ..call import checks, planning
 from ..call.checks import Layout
 from ..call.launch import library_for, make_params
 from ..call.planning import Inputs, Options
+from ..call.precision import asked_of
 from ..choice.select import Candidate, Choice, candidates, choose
 from ..errors import ArgumentError
 from ..library.device import DeviceInfo
-from ..library.registry import Family
+from ..library.registry import Family, Precision
 from ..problem import Causal, Problem
 
 if TYPE_CHECKING:
@@ -73,13 +74,15 @@ def explain(
     family: Family = Family.FMHA_FWD,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    precision: Precision | str | None = None,
 ) -> Explanation:
     """The choice that `attention` (or, for Family.UNFUSED, `unfused_attention`) would make. Launches nothing.
 
     Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
     compute.
     """
-    options = Options(family, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
+    asked = asked_of(precision, family)
+    options = Options(asked, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
     inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, None, sinks)
     operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
     if problem.is_empty:
@@ -88,6 +91,6 @@ def explain(
     q, k, v = (checks.loadable(tensor) for tensor in (operands.query, operands.key, operands.value))
     out = v if problem.head_dim_v != problem.head_dim else q
     params = make_params(problem, softmax_scale, q, k, v, out, None, given)
-    choice = choose(native, problem, family, device, params, name=kernel)
-    found = candidates(native, problem, family, device, params)
+    choice = choose(native, problem, asked, device, params, name=kernel)
+    found = candidates(native, problem, asked, device, params)
     return Explanation(problem, device, native.path, choice, tuple(found))

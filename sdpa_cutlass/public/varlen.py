@@ -17,8 +17,9 @@ from ..call import call_table, calls, checks, extras, outputs, planning, torch_i
 from ..call.extras import Extras
 from ..call.plan_cache import Plans
 from ..call.planning import Bound, Inputs, Options, Result
+from ..call.precision import asked_of
 from ..errors import ArgumentError, ArgumentTypeError
-from ..library.registry import Family
+from ..library.registry import Asked, Family, Precision
 from ..problem import Causal
 from .api import chosen
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..dropout import PhiloxState
 
 _INT32_MAX = 2**31 - 1
-_FUSED = Family.FMHA_FWD
+_FUSED: Asked = Family.FMHA_FWD
 
 
 def attention_varlen(
@@ -52,6 +53,7 @@ def attention_varlen(
     kernel: str | None = None,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    precision: Precision | str | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """`attention` of every sequence of a packed batch by itself, in one launch.
 
@@ -71,8 +73,9 @@ def attention_varlen(
     return_philox = torch_inputs.flag("return_philox", return_philox)
     if window is not None:
         window = extras.checked_window(window)
+    asked = _FUSED if precision is None else asked_of(precision)
     result = run(
-        causal, scale, enable_gqa, kernel, return_lse, p_dropout, window, query, key, value, out,
+        asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, window, query, key, value, out,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox, sinks,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)
@@ -91,6 +94,7 @@ _packed = Plans()
 
 
 def run(
+    family: Asked,
     causal: Causal | str | None,
     scale: float | None,
     enable_gqa: bool,
@@ -116,13 +120,13 @@ def run(
     table = None if is_traced else call_table.table  # tracing would make the compiled code depend on it
     if table is not None and philox is None:
         known_call = table.call(
-            _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window,
+            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window,
             query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, sinks,
             max_seqlen_q, max_seqlen_k,
         )  # fmt: skip
         if known_call is not None:
             return known_call
-    options = Options(_FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window)
+    options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window)
     inputs = Inputs(query, key, value, out, philox=philox, sinks=sinks)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if is_traced:
@@ -211,7 +215,7 @@ def _run_unprepared(
         if inputs.out is not None:
             tensors["out"] = as_tensor("out", inputs.out, writable=True)
         known, sizes = inputs._replace(**tensors), lengths._replace(**packed)
-        result = Result(*run(*options[1:7], options.window, *known[:4], *sizes, known.philox, known.sinks))
+        result = Result(*run(*options[:7], options.window, *known[:4], *sizes, known.philox, known.sinks))
         return result if inputs.out is None else result._replace(out=inputs.out)
     if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
         return _record(options, inputs, lengths)

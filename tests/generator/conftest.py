@@ -17,6 +17,8 @@ from generator.families import FAMILIES
 TINY = (
     "combine_sm89_d256_s4_w4_f16",
     "combine_sm89_d256_s4_w4_f32",
+    "fmha_fwd_q8_sm89_d64_m128n64_s2_w4_bf16_int8",
+    "fmha_fwd_q8_sm89_d64_m128n64_s2_w4_f16_int8qk",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_bf16_dropout",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_bf16_causal",
@@ -49,7 +51,7 @@ def goldens() -> Path:
 
 @pytest.fixture
 def tiny() -> Space:
-    """Two fused units, one of Hopper, and one piped unit."""
+    """Two fused units, one of Hopper, two quantised ones, and one piped unit."""
     return Space(name="tiny", kernels=tuple(FAMILIES.parse(name) for name in TINY))
 
 

@@ -6,6 +6,7 @@
     split_kernel     those for lengths and any head_dim whose keys several CTAs may share; with one CTA
     lengths_kernel   general ones, and split ones with each of SPLITS
     unfused_kernel   the piped baseline
+    quantized_kernel those that multiply bytes
     backward_kernel  those that make gradients
 
 The test id is the kernel's name, how many splits it has where that is more than one, and the device. When a
@@ -24,7 +25,7 @@ import torch
 from sdpa_cutlass.errors import HostCheckError, LibraryError
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Family, KernelInfo, Op
+from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo, Op
 from sdpa_cutlass.public.api import kernels
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
@@ -34,19 +35,21 @@ from tests.source_lines import with_lines
 SPLITS = (1, 3)
 
 
-def _is_general(row: KernelInfo) -> bool:
-    return row.op is Op.FORWARD and row.is_general
-
-
 _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "fused_kernel": lambda row: row.serves(Family.FMHA_FWD) and not row.is_general,
-    "general_kernel": lambda row: _is_general(row) and not row.has_dropout and not row.is_split,
-    "dropout_kernel": lambda row: _is_general(row) and row.has_dropout,
-    "split_kernel": lambda row: row.is_split,
-    "lengths_kernel": lambda row: _is_general(row) and not row.has_dropout,
-    "backward_kernel": lambda row: row.op is Op.BACKWARD,
+    "general_kernel": lambda row: _is_exact(row) and not row.has_dropout and not row.is_split,
+    "dropout_kernel": lambda row: _is_exact(row) and row.has_dropout,
+    "split_kernel": lambda row: _is_exact(row) and row.is_split,
+    "lengths_kernel": lambda row: _is_exact(row) and not row.has_dropout,
     "unfused_kernel": lambda row: row.family is Family.UNFUSED,
+    "quantized_kernel": lambda row: row.accuracy in (Accuracy.INT8_QK, Accuracy.INT8),
+    "backward_kernel": lambda row: row.op is Op.BACKWARD,
 }
+
+
+def _is_exact(row: KernelInfo) -> bool:
+    """A general kernel whose results keep to the numerics rule."""
+    return row.op is Op.FORWARD and row.is_general and row.accuracy is Accuracy.EXACT
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -142,6 +145,11 @@ def split_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 @pytest.fixture
 def lengths_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def quantized_kernel(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 

@@ -322,7 +322,7 @@ def refusal_of(kernel: TestedKernel, case: Case, **changes: int) -> str | None:
 
 
 class SplitRoom:
-    """Where the CTAs of a split kernel meet: a workspace of NaNs and counters of zero, both guarded."""
+    """A workspace of NaNs, and counters of zero where the CTAs of a split kernel meet, both guarded."""
 
     def __init__(self, device: str, workspace_bytes: int) -> None:
         self._size = workspace_bytes
@@ -347,7 +347,7 @@ class SplitRoom:
 def launch(kernel: TestedKernel, params: Params, held: list[torch.Tensor]) -> None:
     """Runs the kernel and waits for it; `held` are the tensors behind the pointers of `params`.
 
-    Split kernels get `kernel.num_splits`, and a SplitRoom unless `params` has a workspace.
+    Split kernels get `kernel.num_splits`; what needs a workspace gets a SplitRoom unless `params` has one.
     """
     library, device = library_for(torch.empty(0, device=kernel.device))
     index = kernel.info.index
@@ -355,7 +355,7 @@ def launch(kernel: TestedKernel, params: Params, held: list[torch.Tensor]) -> No
     reason = library.refusal(index, params)
     assert reason is None, f"{kernel}: {reason}"
     room = None
-    if kernel.num_splits > 1 and not params.workspace:
+    if not params.workspace and library.workspace_bytes(index, params):
         params.workspace_bytes = library.workspace_bytes(index, params)
         room = SplitRoom(kernel.device, params.workspace_bytes)
         params.workspace, params.split_arrivals = room.workspace, room.arrivals

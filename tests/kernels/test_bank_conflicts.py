@@ -80,3 +80,16 @@ def test_split_kernels_have_no_bank_conflicts(split_kernel: TestedKernel, statis
         inputs = random_qkv(split_kernel, 3, keys, heads=8, heads_kv=2)
         run_case(split_kernel.with_splits(num_splits), Case(**inputs))
     _check(split_kernel, statistics)
+
+
+@pytest.mark.kernels(device="cpu")
+def test_quantized_kernels_have_no_bank_conflicts(quantized_kernel: TestedKernel, statistics: Path) -> None:
+    """Of ldmatrix and cp.async; the pass before it uses little shared memory, which is not counted."""
+    run_case(quantized_kernel, Case(**random_qkv(quantized_kernel, quantized_kernel.info.block_m + 1, 197)))
+    launches = [json.loads(line) for line in statistics.read_text().splitlines()]
+    assert [launch["ldmatrix"] > 0 for launch in launches] == [False, True]
+    for operation in ("ldmatrix", "cp_async"):
+        passes, conflicts = launches[1][operation], launches[1][f"{operation}_conflicts"]
+        assert conflicts == DESIGNED, (
+            f"{quantized_kernel.info.name}: {conflicts} bank conflicts in {passes} passes of {operation}"
+        )

@@ -27,6 +27,7 @@ def served(kernel: TestedKernel) -> list[int]:
         and row.is_general
         and row.is_split == kernel.info.is_split
         and row.head_dim < kernel.info.head_dim
+        and row.family is kernel.info.family
     ]
     return [8, *range(max(smaller, default=8) + 8, kernel.info.head_dim + 8, 8)]
 

@@ -11,7 +11,7 @@ from sdpa_cutlass.choice.cost import MODELS, estimate
 from sdpa_cutlass.choice.select import mismatches
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Op, Takes
+from sdpa_cutlass.library.registry import Accuracy, Op, Takes
 from sdpa_cutlass.problem import ATTENTION_DTYPES
 from tests.kernel_rows import GENERAL, UNBIASED, dropping, kernel_row
 
@@ -202,7 +202,7 @@ def test_names_say_what_rows_are() -> None:
             name += f"_{row.dtype.value}"
             assert row.name == name + "_dropout" * row.has_dropout
             continue
-        lead = "unfused" if row.family is Family.UNFUSED else "fmha_fwd"
+        lead = row.family.value if row.family in (Family.UNFUSED, Family.FMHA_FWD_Q8) else "fmha_fwd"
         name = f"{lead}_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
         name += (
             f"_s{row.stages}_w{row.warps}"
@@ -210,6 +210,9 @@ def test_names_say_what_rows_are() -> None:
             + "_qreg" * row.q_in_regs
             + f"_{row.dtype.value}"
         )
+        if row.family is Family.FMHA_FWD_Q8:
+            assert row.name == name + {Accuracy.INT8: "_int8", Accuracy.INT8_QK: "_int8qk"}[row.accuracy]
+            continue
         name += "_causal" * row.is_causal + "_general" * row.is_general + "_dropout" * row.has_dropout
         name += "_split" * row.is_split + "_unbiased" * row.is_unbiased
         assert row.name == name
@@ -225,6 +228,7 @@ def test_every_head_dim_has_every_variant_in_every_family() -> None:
     wanted = {
         (family, head_dim, dtype, is_causal)
         for family in MODELS
+        if family is not Family.FMHA_FWD_Q8  # general kernels alone, which serve smaller head_dims too
         for head_dim in ((64, 80, 96, 128, 256) if family is Family.FMHA_FWD_SM90 else (32, 64, 80, 96, 128))
         for dtype in ATTENTION_DTYPES
         for is_causal in (False, True)

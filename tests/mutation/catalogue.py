@@ -9,6 +9,7 @@ from tests.mutation.defects_general import GENERAL
 from tests.mutation.defects_math import MATHS
 from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
+from tests.mutation.defects_quantized import QUANTIZED
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
@@ -23,6 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WINDOWS,
     *HOPPER,
     *COMBINES,
+    *QUANTIZED,
     *BACKWARDS,
     *ENGINE,
 )

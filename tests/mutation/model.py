@@ -36,6 +36,8 @@ class Kernels(Enum):
     """Those that merge partial results."""
     BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
     """Both roles of the gradients."""
+    QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
+    """Products of bytes, and the pass that makes them."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 
@@ -46,6 +48,7 @@ class Kernels(Enum):
             Kernels.HOPPER: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
+            Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
         }
         lead = leads.get(self, "fmha_fwd_sm89")
         return tuple(f"{lead}_{name}" for name in self.value if name)
@@ -53,7 +56,8 @@ class Kernels(Enum):
     @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        return self not in (Kernels.HOPPER, Kernels.COMBINE, Kernels.BACKWARD, Kernels.ENGINE)
+        others = (Kernels.HOPPER, Kernels.COMBINE, Kernels.QUANTIZED, Kernels.BACKWARD, Kernels.ENGINE)
+        return self not in others
 
 
 class Check(Enum):

@@ -49,6 +49,12 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
     Kernels.COMBINE: ("test_merge.py",),
+    Kernels.QUANTIZED: (
+        "test_quantized_model.py",
+        "test_quantized.py",
+        "test_quantized_traps.py",
+        "test_bank_conflicts.py",
+    ),
     Kernels.BACKWARD: ("test_backward.py",),
     Kernels.SPLIT: (
         "test_split.py",

@@ -14,6 +14,7 @@ from ...library.registry import Family, KernelInfo
 from ...problem import Problem
 from .fmha_bwd import FmhaBwd
 from .fmha_fwd import FmhaFwd
+from .fmha_fwd_q8 import FmhaFwdQ8
 from .fmha_fwd_sm90 import FmhaFwdSm90
 from .model import Estimate, Model
 from .unfused import Unfused
@@ -24,6 +25,7 @@ MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
     Family.FMHA_FWD: FmhaFwd,
     Family.FMHA_FWD_SM90: FmhaFwdSm90,
     Family.UNFUSED: Unfused,
+    Family.FMHA_FWD_Q8: FmhaFwdQ8,
     Family.FMHA_BWD: FmhaBwd,
 }
 """Every family has one: its kernels are priced by no other's."""

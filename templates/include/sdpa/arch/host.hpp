@@ -44,6 +44,26 @@ struct Mma16816 {
   }
 };
 
+// m16n8k32 of bytes with int32 sums. ByteA is int8_t or uint8_t, the type of A.
+template <class ByteA>
+struct Mma16832 {
+  using DRegisters = uint32_t[4];
+  using ARegisters = uint32_t[4];
+  using BRegisters = uint32_t[2];
+  using CRegisters = uint32_t[4];
+
+  static void fma(uint32_t &d0, uint32_t &d1, uint32_t &d2, uint32_t &d3, const uint32_t &a0, const uint32_t &a1,
+                  const uint32_t &a2, const uint32_t &a3, const uint32_t &b0, const uint32_t &b1, const uint32_t &c0,
+                  const uint32_t &c1, const uint32_t &c2, const uint32_t &c3) {
+    uint32_t d[4];
+    simt::byte_mma<ByteA>(d, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3});
+    d0 = d[0];
+    d1 = d[1];
+    d2 = d[2];
+    d3 = d[3];
+  }
+};
+
 // ldmatrix.x4
 template <bool kTranspose>
 struct Ldmatrix {
@@ -81,6 +101,12 @@ template <>
 struct MMA_Traits<sdpa::arch::host::Mma16816<cutlass::bfloat16_t>> : MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> {};
 
 template <>
+struct MMA_Traits<sdpa::arch::host::Mma16832<int8_t>> : MMA_Traits<SM80_16x8x32_S32S8S8S32_TN> {};
+
+template <>
+struct MMA_Traits<sdpa::arch::host::Mma16832<uint8_t>> : MMA_Traits<SM80_16x8x32_S32U8S8S32_TN> {};
+
+template <>
 struct Copy_Traits<sdpa::arch::host::Ldmatrix<false>> : Copy_Traits<SM75_U32x4_LDSM_N> {};
 
 template <>
@@ -112,6 +138,8 @@ struct Host {
 
   template <class Element>
   using MmaOp = host::Mma16816<Element>;
+  using MmaS8S8 = host::Mma16832<int8_t>;
+  using MmaU8S8 = host::Mma16832<uint8_t>;
   using LdsmN = host::Ldmatrix<false>;
   using LdsmT = host::Ldmatrix<true>;
   using CpAsync = host::CpAsync;
@@ -169,6 +197,18 @@ struct Host {
   }
   static uint32_t at_least_mask(uint32_t pair, uint32_t least) {
     return ((pair & 0xffffu) >= (least & 0xffffu) ? 0xffffu : 0u) | (pair >> 16 >= least >> 16 ? 0xffff0000u : 0u);
+  }
+
+  // The low byte of each float's rounding to a half, as the GPU takes it; a NaN gives 255.
+  static uint32_t pack_subnormals(float x0, float x1, float x2, float x3) {
+    uint32_t word = 0;
+    int shift = 0;
+    for (const float x : {x0, x1, x2, x3}) {
+      const uint32_t byte = x == x ? static_cast<uint32_t>(::nearbyintf(x * 0x1p24f)) & 0xffu : 0xffu;
+      word |= byte << shift;
+      shift += 8;
+    }
+    return word;
   }
 
   // The rounded product; the compiler may not make a multiply-add of what it cannot see.

@@ -24,6 +24,9 @@ struct Sm80 {
   template <class Element>
   using MmaOp = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
                                    cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+  // D (16x8, s32) = A (16x32, row) · B (32x8, col) + C, exact; the bytes of A are signed or unsigned, those of B signed.
+  using MmaS8S8 = cute::SM80_16x8x32_S32S8S8S32_TN;
+  using MmaU8S8 = cute::SM80_16x8x32_S32U8S8S32_TN;
   using LdsmN = cute::SM75_U32x4_LDSM_N;
   using LdsmT = cute::SM75_U16x8_LDSM_T;
   using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
@@ -105,6 +108,15 @@ struct Sm80 {
   // subnormal numbers, and in the same order.
   SDPA_DEVICE static uint32_t at_least_mask(uint32_t pair, uint32_t least) {
     return __hge2_mask(*reinterpret_cast<__half2 *>(&pair), *reinterpret_cast<__half2 *>(&least));
+  }
+
+  // Four floats n · 2^-24, 0 <= n < 256, as bytes, rounded to nearest even: as fp16 they are subnormal numbers, whose bits
+  // are the integer. A NaN gives 255; 256 would give 0.
+  SDPA_DEVICE static uint32_t pack_subnormals(float x0, float x1, float x2, float x3) {
+    uint32_t low, high;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(x1), "f"(x0));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(x3), "f"(x2));
+    return __byte_perm(low, high, 0x6420);
   }
 
   // The rounded product; no compiler makes a multiply-add of it.

@@ -2,10 +2,11 @@
 // nvcc and an sm_80-class GPU (`Sm80`), or an ordinary C++ compiler and the fiber engine (`Host`).
 // A policy says how one operation is done; it knows nothing about attention.
 //
-// Both policies provide: MmaOp<Element>, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits), thread_idx, block_idx,
-// thread_idx_again, block_idx_again, forget_origin, uniform, dynamic_smem, syncthreads, sync_group, syncwarp,
-// cp_async_fence, cp_async_wait<N>, shfl_xor, any, fence_device, increment, load_device, store_device, check_alignment,
-// prefetch, byte_pair, at_least_mask, multiply, exp2, log2, reciprocal, launch.
+// Both policies provide: MmaOp<Element>, MmaS8S8, MmaU8S8, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits),
+// thread_idx, block_idx, thread_idx_again, block_idx_again, forget_origin, uniform, dynamic_smem, syncthreads,
+// sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, fence_device, increment, load_device,
+// store_device, check_alignment, prefetch, byte_pair, at_least_mask, pack_subnormals, multiply, exp2, log2, reciprocal,
+// launch.
 #pragma once
 
 // After a lambda's parameters: what is called from several places would else become a function that keeps the

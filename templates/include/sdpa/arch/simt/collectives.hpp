@@ -20,6 +20,11 @@ inline void execute_mma(Block &, Warp &warp) {
   warp.slots.mma.multiply<Element>();
 }
 
+template <class ByteA>
+inline void execute_byte_mma(Block &, Warp &warp) {
+  warp.slots.byte_mma.multiply<ByteA>();
+}
+
 // Lane l holds the address of row l % 8 of matrix l / 8, an 8x8 matrix of 16-bit elements. It receives from every
 // matrix the elements [l / 4, 2 (l % 4)..], two of them; of the transposed matrix with kTranspose.
 template <bool kTranspose>
@@ -65,6 +70,8 @@ inline void execute_syncwarp(Block &block, Warp &warp) { block.sync_warp(warp); 
 
 template <class Element>
 inline constexpr Collective kMma{"mma", true, &execute_mma<Element>};
+template <class ByteA>
+inline constexpr Collective kByteMma{"mma of bytes", true, &execute_byte_mma<ByteA>};
 template <bool kTranspose>
 inline constexpr Collective kLdmatrix{kTranspose ? "ldmatrix.trans" : "ldmatrix", true, &execute_ldmatrix<kTranspose>};
 inline constexpr Collective kShuffle{"shfl_xor", false, &execute_shuffle};
@@ -122,6 +129,17 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], c
   MmaTiles &tiles = block.warp().slots.mma;
   tiles.deposit(lane, a, b, c);
   block.meet(detail::kMma<Element>);
+  tiles.collect(lane, d);
+}
+
+// The same with bytes, those of A of type ByteA, and sums in int32; registers as in byte_mma.hpp.
+template <class ByteA>
+inline void byte_mma(uint32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const uint32_t (&c)[4]) {
+  Block &block = *current_block;
+  const int lane = block.lane();
+  ByteMmaTiles &tiles = block.warp().slots.byte_mma;
+  tiles.deposit(lane, a, b, c);
+  block.meet(detail::kByteMma<ByteA>);
   tiles.collect(lane, d);
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "sdpa/arch/simt/byte_mma.hpp"
 #include "sdpa/arch/simt/mma.hpp"
 
 namespace sdpa::simt {
@@ -27,6 +28,7 @@ struct Collective {
 
 struct WarpSlots {
   MmaTiles mma;
+  ByteMmaTiles byte_mma;
   const void *ldmatrix_row[kWarpSize];
   uint16_t ldmatrix_calls[kWarpSize];  // that led to it: Block::calls_to_here
   uint32_t ldmatrix_result[kWarpSize][4];

@@ -1,0 +1,102 @@
+"""What a quantised forward kernel is: `FmhaFwdQ8`, its two functions, and the resources of its CTA.
+
+A launch runs both functions: `<name>_quantize` first, which turns K and V into bytes, then `<name>`. The C++
+headers compute shared memory by themselves; each generated unit asserts that both agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, ClassVar
+
+from generator.core.arch import Arch
+from generator.core.kernel import ELEMENT_BYTES, Accuracy, DType, Function, Kernel, Op, Takes, Tile, ceil_div
+
+MMA_M = 16  # query rows that one warp's mma.sync covers
+SCALE_BYTES = 4  # float32
+SCALES = 2  # of a token: log2 of its scale, and the inverse
+
+# What a thread holds next to its accumulators: addresses, row statistics and scales, fragments.
+OTHER_REGISTERS = 64
+
+
+class Math(Enum):
+    """What is multiplied as bytes."""
+
+    INT8_QK = "int8qk"  # Q Kᵀ; P V in the element type
+    INT8 = "int8"  # Q Kᵀ and P V
+
+    @property
+    def cpp(self) -> str:
+        """The C++ enumerator."""
+        return "fmha_fwd_q8::Math::" + {"int8qk": "kInt8Qk", "int8": "kInt8"}[self.value]
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """What its results are worth."""
+        return Accuracy[self.name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmhaFwdQ8(Kernel):
+    """One quantised kernel for every head_dim up to its own; what else varies, it learns at run time."""
+
+    family: ClassVar[str] = "fmha_fwd_q8"
+    op: ClassVar[Op] = Op.FORWARD
+    archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
+
+    tile: Annotated[Tile, "_"]
+    dtype: Annotated[DType, "_"]
+    math: Annotated[Math, "_"]
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return self.math.accuracy
+
+    @property
+    def group(self) -> str:
+        return f"{super().group}_{self.math.value}"
+
+    @property
+    def takes(self) -> Takes:
+        takes = Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.UNDROPPED
+        return takes | Takes.SMALLER_HEAD_DIM | Takes.WINDOW | Takes.SINKS
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """Both belong to every launch."""
+        return (
+            Function(symbol=self.name, cpp_mask=""),
+            Function(symbol=f"{self.name}_quantize", cpp_mask=""),
+        )
+
+    # ---- resources of one CTA of the attention ----
+
+    @property
+    def mma_m(self) -> int:
+        """MMA row blocks of one warp."""
+        return ceil_div(self.tile.block_m, MMA_M * self.tile.warps)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Q, and K, V and the tokens' scales of every stage; O takes their room in the end."""
+        tile = self.tile
+        q = tile.block_m * self.head_dim
+        kv = tile.block_n * self.head_dim
+        if self.math is Math.INT8:
+            stage = 2 * kv + SCALES * tile.block_n * SCALE_BYTES
+        else:
+            stage = kv + ELEMENT_BYTES * kv
+        return q + max(tile.stages * stage, ELEMENT_BYTES * q)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Registers of a thread that hold O and S at once."""
+        return self.mma_m * (self.head_dim // 2 + self.tile.block_n // 2)
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread: accumulators, P and the rest. Not capped."""
+        p = self.mma_m * self.tile.block_n // (8 if self.math is Math.INT8 else 4)
+        return self.accumulator_registers + p + OTHER_REGISTERS

@@ -1,0 +1,94 @@
+"""THE file to edit for the quantised kernels: which of them are built.
+
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Every kernel serves
+smaller head_dims too, so a head_dim that is missing here is served by the next larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from generator.core.arch import Arch
+from generator.core.kernel import DType, Tile
+from generator.core.space import Listing
+from generator.families.fmha_fwd_q8.config import FmhaFwdQ8, Math
+
+TilesByHeadDim = Mapping[int, Sequence[Tile]]
+
+
+def tiles(*names: str) -> tuple[Tile, ...]:
+    """The tiles of these names. Raises InvalidNameError."""
+    return tuple(Tile.parse(name) for name in names)
+
+
+# math → head_dim → tiles.
+TILES: dict[Math, dict[int, tuple[Tile, ...]]] = {
+    Math.INT8: {
+        64: tiles("m128n64_s2_w4"),
+        96: tiles("m128n64_s2_w4"),
+        128: tiles("m128n64_s2_w4"),
+    },
+    Math.INT8_QK: {
+        64: tiles("m128n64_s2_w4"),
+        128: tiles("m128n64_s2_w4"),
+    },
+}
+
+# The sweep, for every math and head_dim of TILES.
+SWEEP_BLOCK_M = (64, 128)
+SWEEP_STAGES = (2, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the spaces are made from; a test or a tool may pass its own."""
+
+    arch: Arch  # that the tiles were chosen for
+    tiles: Mapping[Math, TilesByHeadDim]
+
+
+TABLES = Tables(arch=Arch.SM89, tiles=TILES)
+
+
+def smoke(tables: Tables = TABLES) -> Listing:
+    """The first tile of each math in one dtype, of the smallest head_dim."""
+    kernels: list[FmhaFwdQ8] = []
+    for i, (math, table) in enumerate(tables.tiles.items()):
+        head_dim = min(table)
+        dtype = tuple(DType)[i % 2]
+        kernels += _kernels(tables.arch, math, {head_dim: table[head_dim][:1]}, (dtype,))
+    return Listing(kernels=kernels)
+
+
+def release(tables: Tables = TABLES) -> Listing:
+    """Every tile in every dtype."""
+    return Listing(
+        kernels=(
+            kernel
+            for math, table in tables.tiles.items()
+            for kernel in _kernels(tables.arch, math, table, tuple(DType))
+        )
+    )
+
+
+def sweep(tables: Tables = TABLES) -> Listing:
+    """The product of the axes above in fp16, for every math and head_dim."""
+    swept = [
+        Tile(block_m=m, block_n=64, stages=stages, warps=4)
+        for m, stages in product(SWEEP_BLOCK_M, SWEEP_STAGES)
+    ]
+    return Listing(
+        tried=(
+            tuple(_kernels(tables.arch, math, {head_dim: (tile,)}, (DType.F16,)))
+            for math, table in tables.tiles.items()
+            for head_dim, tile in product(table, swept)
+        )
+    )
+
+
+def _kernels(arch: Arch, math: Math, table: TilesByHeadDim, dtypes: Iterable[DType]) -> Iterator[FmhaFwdQ8]:
+    for head_dim, listed in table.items():
+        for tile, dtype in product(listed, dtypes):
+            yield FmhaFwdQ8(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype, math=math)

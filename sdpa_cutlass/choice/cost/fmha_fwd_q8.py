@@ -1,0 +1,80 @@
+"""What a quantised kernel costs: a pass over K and V, then tiles whose products are of bytes.
+
+Cycles of an SM for one score of the attention, added up: on sm_90 what softmax does hardly hides behind
+mma.sync. The fit and the counts are those of a probe of these kernels (H200, 2026-11-23: 25 of its kernels
+within 11 %, mean 4 %); neither was measured on the kernels that ship, nor on other cards, where this is a
+prediction:
+
+    clocks a score and sub-partition = 7.5·MMA + 1.6·(other instructions) + 3.9·(shared memory)
+
+in instructions of a warp. The pass is bound by memory: 4 bytes read and 2 written for each key and column of
+K and V, or 3 in all where V keeps its 16 bits. Exact and quantised kernels never compete.
+"""
+
+from __future__ import annotations
+
+from ...library.device import DeviceInfo
+from ...library.registry import Accuracy, KernelInfo
+from ...problem import Problem
+from ..visible_keys import rows_of_tiles
+from .model import CTA_CYCLES, LAUNCH_CYCLES, SMEM_PER_CTA, Model, ceil_div
+
+_REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
+_MMA_CLOCKS = 7.5  # of an mma.sync on that SM
+_BYTE_MACS, _HALF_MACS = 16 * 8 * 32, 16 * 8 * 16  # of an mma.sync
+_OTHER_CLOCKS = 1.6
+_SMEM_CLOCKS = 3.9
+_LANES = 32
+_SUB_PARTITIONS = 4
+_OTHER_PER_SCORE = {Accuracy.INT8: 8.0, Accuracy.INT8_QK: 5.0}  # for a thread
+_OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O; for a score and a column
+_PASS_BYTES = {Accuracy.INT8: 6, Accuracy.INT8_QK: 3}  # for a key and a column
+_PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
+_MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
+
+
+class FmhaFwdQ8(Model):
+    """Tiles dealt out to the SMs, behind the pass that makes their bytes."""
+
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        scores = kernel.block_m * kernel.block_n
+        rate = _REFERENCE_FLOPS_PER_CLOCK / device.mma_flops_per_clock
+        is_int8 = kernel.accuracy is Accuracy.INT8
+        macs = _BYTE_MACS if is_int8 else _HALF_MACS
+        mma = scores * kernel.head_dim * (1 / _BYTE_MACS + 1 / macs) * _MMA_CLOCKS * rate
+        other = _OTHER_PER_SCORE[kernel.accuracy] + (_OTHER_PER_COLUMN * kernel.head_dim if is_int8 else 0)
+        # ldmatrix.x4 moves 512 bytes: K and V for every warp, Q once.
+        kv_bytes = kernel.warps * kernel.block_n * kernel.head_dim * (2 if is_int8 else 3)
+        reads = (kv_bytes + kernel.block_m * kernel.head_dim) / 512
+        self._block = (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
+        self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
+        self._is_causal = problem.is_causal
+        self.keys_of_a_price = kernel.block_n
+
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, sms = self.kernel, self.device.sms
+        blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
+        quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
+        quantising = quantised / (sms * _PASS_BYTES_PER_CLOCK)
+        tiles = ceil_div(problem.seqlen_q, kernel.block_m) * problem.batch * problem.num_heads_q
+        tile = self._blocks(problem) * self._block
+        if self._is_causal:
+            tile += _MASKED_BLOCKS * self._block * ceil_div(kernel.block_m, kernel.block_n)
+        # The CTAs of an SM share its rate; the last wave may be a part of one.
+        rounds = max(tiles / sms, 1) if self._is_causal else ceil_div(tiles, sms)
+        ends = CTA_CYCLES * ceil_div(tiles, sms * self._resident)
+        return 2 * LAUNCH_CYCLES + quantising + rounds * tile + ends, 0
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel = self.kernel
+        m_blocks = ceil_div(problem.seqlen_q, kernel.block_m)
+        computed = self._blocks(problem) * m_blocks * kernel.block_m * kernel.block_n
+        return m_blocks * problem.batch * problem.num_heads_q, problem.visible_scores / max(computed, 1)
+
+    def _blocks(self, problem: Problem) -> float:
+        """Blocks of keys of a tile, on average."""
+        rows = rows_of_tiles(problem, self.kernel.block_m, 1)
+        if rows is None:
+            return ceil_div(problem.seqlen_k, self.kernel.block_n)
+        return rows.all_rounds(self.kernel.block_n) / rows.count

@@ -1,0 +1,92 @@
+// How a finished tile leaves: O is normalised, cut to the largest number of its type, rounded, staged in shared memory
+// over K and V, and stored 16 bytes a lane; softmax_lse is one float a row.
+//
+// Every key had the mean c subtracted, so softmax_scale · q·c comes back to a row's reference before a sink joins it and
+// before softmax_lse leaves. Rows without keys, and beyond their sequence, are those of fmha_fwd/epilogue.cuh.
+// P̂ is rounded and row_sum is not, so O may exceed the largest |v| by a little: cut, finite numbers stay finite. Where V
+// keeps its 16 bits, nothing is cut: an infinite value has to show.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/fmha_fwd/epilogue.cuh"
+#include "sdpa/fmha_fwd_q8/q_prologue.cuh"
+#include "sdpa/fmha_fwd_q8/softmax.cuh"
+
+namespace sdpa::fmha_fwd_q8 {
+
+template <class Traits>
+struct Epilogue {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using Params = QuantizedParams;
+  using SoftmaxState = QuantizedSoftmax<Traits>;
+  using Rows = fmha_fwd::Epilogue<Traits>;  // where rows lie, and those that saw no key
+  using Vector = uint4;                     // 16 bytes, 8 elements
+
+  static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr int kVectorsPerRow = Traits::kHeadDim / 8;
+  static constexpr float kLargest = std::is_same_v<Element, cutlass::half_t> ? 65504.f : 3.38953139e38f;
+
+  // tOrO ((2, 2), MMA_M, MMA_K).
+  template <class Accumulator>
+  SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence, char *smem,
+                                     Accumulator &tOrO, SoftmaxState &softmax) {
+    const int tid = Arch::thread_idx_again();
+    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
+    const bool needs_mean = params.softmax_lse != nullptr || params.sinks.data != nullptr;
+    softmax.finish();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      const int row = tile.m_block * kBlockM + QPrologue<Traits>::row_of(tid, i);
+      if (row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;
+      float row_max = softmax.row_max[i] + SoftmaxState::kLseShift;
+      if (needs_mean) row_max += QPrologue<Traits>::mean_logit(params, tile, sequence, row, tid % 4);
+      // A sink adds to the sum in the units of row_sum, which are not those of P.
+      const float scale = Rows::with_sink(params, tile, sequence, row, row_max, softmax.row_sum[i]);
+      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * (scale * SoftmaxState::kOutScale);
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = cut(tOrO_rows(i, j) * inverse);
+      if (params.softmax_lse && tid % 4 == 0 && row < sequence.num_rows)
+        *Rows::lse_at(params, tile, sequence, row) = SoftmaxState::lse(row_max, softmax.row_sum[i]);
+    }
+
+    Arch::syncthreads();  // every warp has read its last K and V: their room may take O
+    Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem + Traits::kOffsetO)),
+                            typename Traits::SmemLayoutO{});  // (kBlockM, kHeadDim)
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
+        *reinterpret_cast<uint32_t *>(&sO(QPrologue<Traits>::row_of(tid, i), j / 2 * 8 + tid % 4 * 2)) =
+            arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+    }
+    Arch::syncwarp();  // the warp's rows of O are in shared memory
+
+    const int warp = tid / 32, lane = tid % 32;
+    CUTE_UNROLL
+    for (int m = 0; m < Traits::kMmaM; ++m) {
+      const int first_row = (m * Traits::kNWarps + warp) * 16;
+      CUTE_UNROLL
+      for (int it = 0; it < 16 * kVectorsPerRow / 32; ++it) {
+        const int index = it * 32 + lane;
+        const int row = first_row + index / kVectorsPerRow;
+        const int col = index % kVectorsPerRow * 8;
+        const int out_row = tile.m_block * kBlockM + row;
+        if (out_row < sequence.num_rows && col < params.head_dim_v)
+          *reinterpret_cast<Vector *>(Rows::out_at(params, tile, sequence, out_row) + col) =
+              *reinterpret_cast<const Vector *>(&sO(row, col));
+      }
+    }
+  }
+
+ private:
+  // NaN stays NaN.
+  SDPA_DEVICE static float cut(float x) {
+    if constexpr (!Traits::kQuantizesV) return x;
+    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_q8

@@ -1,0 +1,151 @@
+// Everything that a quantised kernel knows at compile time: one config in, every layout, copy and MMA out.
+//
+// Shared memory of one CTA, in bytes (S = kStages, D = kHeadDim):
+//
+//   int8     | Q kBlockM x D | K[0..S) 64 x D | V[0..S) D x 64 | scales[0..S): log2 st, 1 / st of 64 tokens, float |
+//   int8_qk  | Q kBlockM x D | K[0..S) 64 x D | V[0..S) 64 x D, two bytes an element |
+//   O        | Q             | kBlockM x D, two bytes an element, over K and V |      once the loop has ended
+//
+// Rows of 128, 64 or 32 bytes are swizzled so that the eight 16-byte rows of any ldmatrix fall into eight different bank
+// groups (3, 2 or 1 swizzle bits).
+//
+// Row r of a K tile, and column r of S, is key KeyOrder(r) of the block: then the columns 8t + 2l + {0, 1} of lane l in a
+// quad, t = 2i and 2i + 1, are the keys 16i + 4l + {0, 1, 2, 3}. Those are the bytes that the lane holds of the A operand
+// of m16n8k32, so P goes from sums to operand without a shuffle, and the 16 keys of a block that a lane holds have one
+// scale. V of bytes keeps the natural order; V of 16 bits has KeyOrder too, which suits m16n8k16.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include <cutlass/numeric_types.h>
+
+#include "sdpa/arch/target.hpp"
+#include "sdpa/fmha_fwd_q8/params.hpp"
+
+namespace sdpa::fmha_fwd_q8 {
+
+using namespace cute;
+
+// As in fmha_fwd/kernel_traits.cuh.
+inline constexpr int kMaxSmemBytes = 101376;
+
+inline constexpr float kMagic = 12582912.f;         // 1.5 · 2^23: this + n is exact for |n| < 2^22, and its bits
+inline constexpr uint32_t kMagicBits = 0x4B400000;  // are kMagicBits + n
+inline constexpr int kLargestInt8 = 127;            // -128 is never used
+inline constexpr float kLargestP = 252.f;           // not 255: rounding may exceed it, and 256 would wrap to 0
+inline constexpr float kCap = 0.01f;                // of the product of the scales: bounds that rounding
+inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
+
+template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
+          Math kMath_, int kCtasPerSm_>
+struct KernelTraits {
+  using Arch = Arch_;
+  using Element = Element_;
+  using Params = QuantizedParams;
+  static constexpr Math kMath = kMath_;
+  static constexpr bool kQuantizesV = kMath == Math::kInt8;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kNWarps = kNWarps_;
+  static constexpr int kCtasPerSm = kCtasPerSm_;
+  static constexpr int kThreads = 32 * kNWarps;
+
+  // What the shared parts of attention/ and fmha_fwd/ ask.
+  static constexpr bool kIsGeneral = true;
+  static constexpr bool kIsSplit = false;
+  static constexpr bool kHasDropout = false;
+  static constexpr bool kMayBeCausal = true;
+  static constexpr bool kMayHaveWindow = true;
+  static constexpr CausalOrder kCausalOrder = CausalOrder::kLongestFirst;
+  SDPA_DEVICE static int head_dim_v(const Params &params) { return params.head_dim_v; }
+  SDPA_DEVICE static int position(const Params &, int row) { return row; }
+  SDPA_DEVICE static int64_t row_offset(const Params &, const TensorRef &tensor, int64_t row) {
+    return row * tensor.row_stride;
+  }
+  SDPA_DEVICE static WorkTile work_tile(const Params &params, int block_idx) {
+    if (params.is_causal) return params.scheduler.template tile<true, false, kCausalOrder>(block_idx);
+    return params.scheduler.template tile<false, false, kCausalOrder>(block_idx);
+  }
+
+  static_assert(sizeof(Element) == 2);
+  static_assert(kBlockN == kBlock, "groups of K, rules for zero tokens and packed rows go by blocks of 64 keys");
+  static_assert(kBlockM % (16 * kNWarps) == 0, "a warp's MMA covers 16 query rows");
+  static_assert(kHeadDim % 32 == 0, "a k-step of the MMA is 32 bytes");
+  static_assert(kStages >= 2, "K and V travel together, a block ahead");
+  // The float that stands for kMagic + n is exact: the largest sums of Q Kᵀ stay below 2^22 for head_dim up to 256.
+  static_assert(kLargestInt8 * kLargestInt8 * kHeadDim < 1 << 22);
+  // Half a unit of the subtrahend, whose largest is kMagic · kCap < 2^17, lets 252 grow to less than 255.5.
+  static_assert(kMagic * kCap < 131072.f && kLargestP * 1.0109f < 255.5f, "log2 of 1.0109 is 2^-6");
+
+  using KeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlockN / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
+
+  // ---- shared memory ----
+  static constexpr int kByteCols = kHeadDim % 128 == 0 ? 128 : kHeadDim % 64 == 0 ? 64 : 32;
+  template <int kCols>
+  using ByteAtom = decltype(composition(Swizzle<kCols == 128  ? 3
+                                                : kCols == 64 ? 2
+                                                              : 1,
+                                                4, 3>{},
+                                        Layout<Shape<_8, Int<kCols>>, Stride<Int<kCols>, _1>>{}));
+  using SmemLayoutQ = decltype(tile_to_shape(ByteAtom<kByteCols>{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(ByteAtom<kByteCols>{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));
+  using SmemLayoutVt = decltype(tile_to_shape(ByteAtom<kBlockN>{}, Shape<Int<kHeadDim>, Int<kBlockN>>{}));
+
+  // Of 16-bit elements: O, and V of int8_qk. As in fmha_fwd.
+  static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : 32;
+  using SmemLayoutAtom = decltype(composition(Swizzle<kSmemCols == 64 ? 3 : 2, 3, 3>{},
+                                              Layout<Shape<_8, Int<kSmemCols>>, Stride<Int<kSmemCols>, _1>>{}));
+  using SmemLayoutO = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  using SmemLayoutV16 = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));
+  using SmemLayoutV16t = decltype(composition(
+      SmemLayoutV16{}, make_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{}, GenRowMajor{})));  // (kHeadDim, kBlockN)
+
+  static constexpr int kTileQ = kBlockM * kHeadDim;  // bytes, like all below
+  static constexpr int kTileK = kBlockN * kHeadDim;
+  static constexpr int kTileV = kTileK * (kQuantizesV ? 1 : 2);
+  static constexpr int kTileScales = kQuantizesV ? 2 * kBlockN * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kOffsetK = kTileQ;
+  static constexpr int kOffsetV = kOffsetK + kStages * kTileK;
+  static constexpr int kOffsetScales = kOffsetV + kStages * kTileV;
+  static constexpr int kOffsetO = kOffsetK;
+  static constexpr int kRingBytes = kOffsetScales + kStages * kTileScales;
+  static constexpr int kOutBytes = kOffsetO + 2 * kTileQ;
+  static constexpr int kSmemBytes = kRingBytes > kOutBytes ? kRingBytes : kOutBytes;
+  static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
+
+  // ---- MMA: warps along M only, so a row's maximum and sum stay within four lanes ----
+  using WarpsMNK = Layout<Shape<Int<kNWarps>, _1, _1>>;
+  using TiledMmaQk = TiledMMA<MMA_Atom<typename Arch::MmaS8S8>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _32>>;
+  using TiledMmaPv = std::conditional_t<
+      kQuantizesV, TiledMMA<MMA_Atom<typename Arch::MmaU8S8>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _32>>,
+      TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _16>>>;
+  static constexpr int kMmaM = kBlockM / (16 * kNWarps);
+  static constexpr int kRowsPerThread = 2 * kMmaM;
+  // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8.
+  static constexpr int kColumnTiles = kHeadDim % 64 == 0 ? 4 : 2;
+
+  using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
+  using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;
+
+  // Large accumulators leave no registers for addresses, which are then made again for every block.
+  static constexpr bool kRecomputesAddresses = kBlockM * kHeadDim > 128 * 64;
+
+  // ---- global → shared, 16 bytes a thread ----
+  template <int kCols>
+  using ByteCopy = decltype(make_tiled_copy(
+      Copy_Atom<typename Arch::CpAsync, int8_t>{},
+      Layout<Shape<Int<kThreads / (kCols / 16)>, Int<kCols / 16>>, Stride<Int<kCols / 16>, _1>>{},
+      Layout<Shape<_1, _16>>{}));
+  static constexpr int kThreadsPerRow = kSmemCols / 8;
+  using GmemTiledCopy = decltype(make_tiled_copy(
+      Copy_Atom<typename Arch::CpAsync, Element>{},
+      Layout<Shape<Int<kThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
+      Layout<Shape<_1, _8>>{}));
+  static_assert(kBlockN % (kThreads / (kByteCols / 16)) == 0, "a pass of the K loads covers whole tiles");
+  static_assert(kHeadDim % (kThreads / (kBlockN / 16)) == 0, "a pass of the V loads covers whole tiles");
+  static_assert(kQuantizesV || kBlockN % (kThreads / kThreadsPerRow) == 0, "so does one of V of 16 bits");
+};
+
+}  // namespace sdpa::fmha_fwd_q8

@@ -1,0 +1,131 @@
+// From the C ABI to the two launches of a quantised problem: may this kernel run it, with which Params, how much
+// workspace, and the registry row that says so. The only header that generated units of this family include.
+#pragma once
+
+#include <climits>
+
+#include "sdpa/attention/checks.hpp"
+#include "sdpa/attention/set_params.hpp"
+#include "sdpa/fmha_fwd_q8/kernel.cuh"
+#include "sdpa/registry.hpp"
+
+namespace sdpa::fmha_fwd_q8 {
+
+// CTAs of the two launches.
+template <class Traits>
+int64_t num_tiles(const sdpa_params &p) {
+  return ceil_div(p.seqlen_q, Traits::kBlockM) * p.batch * p.num_heads_q;
+}
+template <class Traits>
+int64_t num_quantized_tiles(const sdpa_params &p) {
+  return Quantize<Traits>::kRoles * ceil_div(p.seqlen_k, kBlock) * p.batch * p.num_heads_kv;
+}
+
+template <class Traits>
+Status can_implement(const sdpa_params &p) {
+  if (int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 2 * Traits::kBlockM)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: this kernel takes sums below 2^31 - 256",
+                       p.seqlen_q, p.seqlen_k);
+  for (const int64_t ctas : {num_tiles<Traits>(p), num_quantized_tiles<Traits>(p)})
+    if (ctas > INT_MAX)
+      return make_status(SDPA_NOT_SUPPORTED,
+                         "batch %d, num_heads_q %d, num_heads_kv %d, seqlen_q %d and seqlen_k %d make %lld CTAs; one "
+                         "launch has at most %d",
+                         p.batch, p.num_heads_q, p.num_heads_kv, p.seqlen_q, p.seqlen_k, static_cast<long long>(ctas),
+                         INT_MAX);
+  const int batch_q = p.cu_seqlens_q ? 1 : p.batch;
+  const int batch_k = p.cu_seqlens_k ? 1 : p.batch;
+  const int extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
+  const int extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
+  Status status = check_tensor("q", p.q, p.q_stride, extent_q);
+  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extent_kv);
+  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extent_kv);
+  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, extent_q);
+  return status;
+}
+
+template <class Traits>
+uint64_t workspace_bytes(const sdpa_params &p) {
+  return Workspace::make<Traits::kMath, Traits::kHeadDim>(p).bytes;
+}
+
+template <class Traits>
+QuantizedParams to_params(const sdpa_params &p) {
+  QuantizedParams params = {};
+  set_params<Traits>(params, p);
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.num_heads_q = p.num_heads_q;
+  params.is_causal = p.is_causal;
+  params.is_bottom_right = p.causal_bottom_right;
+  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
+  params.window_left = p.has_window ? p.window_left : -1;
+  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
+  params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
+  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
+  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+  if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
+  if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
+
+  const auto workspace = Workspace::make<Traits::kMath, Traits::kHeadDim>(p);
+  char *const memory = static_cast<char *>(p.workspace);
+  params.k_hat = reinterpret_cast<int8_t *>(memory);
+  params.v_hat = reinterpret_cast<int8_t *>(memory + workspace.v_hat);
+  params.k_scale = reinterpret_cast<float *>(memory + workspace.k_scale);
+  params.v_log2 = reinterpret_cast<float *>(memory + workspace.v_log2);
+  params.v_inverse = reinterpret_cast<float *>(memory + workspace.v_inverse);
+  params.k_mean = reinterpret_cast<float *>(memory + workspace.k_mean);
+  params.rows = workspace.rows;
+  params.num_heads_kv = p.num_heads_kv;
+  params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kBlock));
+  return params;
+}
+
+// A compiled kernel, what it was compiled for, and the one that quantises its K and V.
+template <class Traits_, void (*kKernel_)(QuantizedParams), void (*kQuantize_)(QuantizedParams)>
+struct Functions {
+  using Traits = Traits_;
+  static constexpr auto kKernel = kKernel_;
+  static constexpr auto kQuantize = kQuantize_;
+};
+
+template <class Functions>
+Status launch(const sdpa_params &p, void *stream) {
+  using Traits = typename Functions::Traits;
+  using Pre = Quantize<Traits>;
+  const QuantizedParams params = to_params<Traits>(p);
+  const Status status = Traits::Arch::launch(Functions::kQuantize, Traits::kFacts.name, num_quantized_tiles<Traits>(p),
+                                             Pre::kThreads, Pre::kSmemBytes, params, stream);
+  if (!status.ok()) return status;
+  return Traits::Arch::launch(Functions::kKernel, Traits::kFacts.name, num_tiles<Traits>(p), Traits::kThreads,
+                              Traits::kSmemBytes, params, stream);
+}
+
+// What all kernels of this family take: the same that the generator says of them.
+inline constexpr uint64_t kTakes = SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED |
+                                   SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM | SDPA_TAKES_WINDOW |
+                                   SDPA_TAKES_SINKS;
+
+// The Traits of `Functions` add kFacts to KernelTraits.
+template <class Functions, int kNumDetails>
+KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
+  using Traits = typename Functions::Traits;
+  static_assert(Traits::kFacts.takes == kTakes, "the generator and the kernel disagree on what it takes");
+  static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
+  static_assert(Traits::kFacts.accuracy == (Traits::kMath == Math::kInt8 ? SDPA_ACCURACY_INT8 : SDPA_ACCURACY_INT8_QK),
+                "the generator and the kernel disagree on how exact it is");
+  static_assert(Traits::kThreads == Quantize<Traits>::kThreads, "a row says one number of threads");
+  static_assert(Quantize<Traits>::kSmemBytes <= Traits::kSmemBytes, "and one of bytes");
+  KernelRow row = sdpa::make_row(Traits::kFacts, details);
+  row.info.smem_bytes = Traits::kSmemBytes;
+  row.info.ctas_per_sm = Traits::kCtasPerSm;
+  row.can_implement = can_implement<Traits>;
+  row.workspace_bytes = workspace_bytes<Traits>;
+  row.launch = launch<Functions>;
+  row.functions[0] = reinterpret_cast<const void *>(Functions::kKernel);
+  row.functions[1] = reinterpret_cast<const void *>(Functions::kQuantize);
+  row.threads = Traits::kThreads;
+  return row;
+}
+
+}  // namespace sdpa::fmha_fwd_q8

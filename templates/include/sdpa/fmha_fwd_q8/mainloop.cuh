@@ -1,0 +1,249 @@
+// The mainloop: O (kBlockM x kHeadDim) and the softmax statistics of one query tile over its key blocks.
+//
+//   for every key block:  S = Q̂ K̂ᵀ in integers,  mask,  P = streaming softmax (S),  O += P V
+//
+// Blocks are visited from the last to the first, as in fmha_fwd/mainloop.cuh, kStages - 1 of them ahead: one barrier a
+// block. The sums of Q̂ K̂ᵀ start at kMagicBits instead of 0, so that they are floats when they are done. With V of bytes,
+// the sums of P̂ V̂ are integers of one block: they are made for a few columns of O at a time, and each is added to O
+// with its row's weight, so no second O is needed.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/arch/pack.hpp"
+#include "sdpa/arch/static_for.hpp"
+#include "sdpa/attention/key_range.cuh"
+#include "sdpa/attention/mask.cuh"
+#include "sdpa/fmha_fwd_q8/q_prologue.cuh"
+#include "sdpa/fmha_fwd_q8/softmax.cuh"
+#include "sdpa/fmha_fwd_q8/tile_copy.cuh"
+
+namespace sdpa::fmha_fwd_q8 {
+
+template <class Traits>
+struct Mainloop {
+  using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
+  using Params = QuantizedParams;
+  using SoftmaxState = QuantizedSoftmax<Traits>;
+
+  static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kStages = Traits::kStages;
+  static constexpr int kRows = Traits::kRowsPerThread;
+
+  // tOrO ((2, 2), MMA_M, MMA_K) must be zero. keys.n_block_max > 0.
+  template <class Accumulator>
+  SDPA_DEVICE static void run(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                              const KeyRange &keys, char *smem, Accumulator &tOrO, SoftmaxState &softmax) {
+    const int tid = Arch::thread_idx();
+    int8_t *const smem_q = reinterpret_cast<int8_t *>(smem);
+    Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
+    const auto sK = [&](int slot) SDPA_INLINE_LAMBDA {                               // (kBlockN, kHeadDim)
+      return make_tensor(make_smem_ptr(smem_q + Traits::kOffsetK + slot * Traits::kTileK),
+                         typename Traits::SmemLayoutK{});
+    };
+
+    typename Traits::TiledMmaQk mma_qk;
+    const auto thr_qk = mma_qk.get_slice(tid);
+    Tensor tSrQ = thr_qk.partition_fragment_A(sQ);     // (16, MMA_M, kHeadDim / 32)
+    Tensor tSrK = thr_qk.partition_fragment_B(sK(0));  // (8, MMA_N, kHeadDim / 32)
+    const auto ldsm_q = make_tiled_copy_A(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
+    const auto ldsm_k = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
+    Tensor tSsQ = ldsm_q.partition_S(sQ);
+    Tensor tSrQ_view = ldsm_q.retile_D(tSrQ);
+    Tensor tSrK_view = ldsm_k.retile_D(tSrK);
+    Tensor tScS_ = thr_qk.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{})
+                                          .compose(_, typename Traits::KeyOrder{}));    // → (row, key)
+    Tensor tScS = make_tensor(tScS_.data(), accumulator_rows_cols(tScS_.layout()));     // (rows, cols)
+    Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
+
+    // ---- prologue ----
+    const TileCopy<Traits> copy(params, tile, sequence, smem);
+    int n_block = keys.n_block_max - 1;
+    CUTE_UNROLL
+    for (int s = 0; s < kStages - 1; ++s) {
+      if (n_block - s >= keys.n_block_min) copy.load(n_block - s, s);
+      Arch::cp_async_fence();
+    }
+    QPrologue<Traits>::run(params, tile, sequence, smem_q,
+                           softmax.q_scale);  // the loop's first barrier makes it visible
+
+    // ---- one key block ----
+    int slot = 0;
+    int free_slot = kStages - 1;  // of block n_block - kStages + 1, read by everyone before the next barrier
+    const int first_row = static_cast<int>(Arch::uniform(static_cast<uint32_t>(tile.m_block * kBlockM)));
+    const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
+      Arch::template cp_async_wait<kStages - 2>();
+      Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_slot was read by everyone
+      const int ahead = n_block - (kStages - 1);
+      if (ahead >= keys.n_block_min) copy.load(ahead, free_slot);
+      Arch::cp_async_fence();
+      const float k_scale = copy.k_scale(n_block);
+
+      Tensor tSrS_ = make_tensor<uint32_t>(
+          partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(slot)), tSrQ_view, tSrK_view);
+      Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
+      CUTE_UNROLL
+      for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
+      Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
+      const auto mask = [&](auto &) SDPA_INLINE_LAMBDA {
+        if constexpr (decltype(needs_mask)::value)
+          apply_mask<Traits>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
+      };
+
+      if constexpr (Traits::kQuantizesV) {
+        const float *const v_log2 =
+            reinterpret_cast<const float *>(smem + Traits::kOffsetScales + slot * Traits::kTileScales) + tid % 4 * 4;
+        float reference[kRows], weight[kRows];
+        softmax.to_logits(scores, k_scale, v_log2);
+        mask(scores);
+        softmax.refer(scores, tOrO_rows, k_scale, reference, weight);
+        softmax.exponentiate(scores, k_scale, v_log2 + kBlockN, reference, weight);
+        add_bytes(tOrO, tSrS, weight, smem_q + Traits::kOffsetV + slot * Traits::kTileV);
+      } else {
+        mask(scores);
+        softmax.update(scores, tOrO_rows, k_scale);
+        add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + slot * Traits::kTileV));
+      }
+      n_block -= 1;
+      free_slot = slot;
+      slot = slot + 1 == kStages ? 0 : slot + 1;
+    };
+    // The right end, the blocks that everyone sees, the left end. Both ends are one piece of code.
+    int masked_from = keys.n_block_full;
+    do {
+      while (n_block >= masked_from) step(true_type{});
+      while (n_block >= keys.n_block_full_min) step(false_type{});
+      masked_from = keys.n_block_min;
+    } while (n_block >= keys.n_block_min);
+    Arch::template cp_async_wait<0>();
+  }
+
+ private:
+  // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
+  // are no registers for a whole k-step twice.
+  template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB>
+  SDPA_DEVICE static void multiply_qk(const Mma &mma, Acc &tSrS, const FragA &tSrQ, const FragB &tSrK,
+                                      const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view) {
+    constexpr int kPairs = kBlockN / 16;
+    CUTE_UNROLL
+    for (int i = 0; i < size(tSrS); ++i) tSrS(i) = kMagicBits;
+    in_pairs<kHeadDim / 32, kPairs>(
+        [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), pair); });
+  }
+
+  // For every k-step and pair of n-tiles: fetch_a(k) once, fetch_b(k, pair) one pair ahead, multiply(k, pair).
+  template <int kSteps, int kPairs, class FetchA, class FetchB, class Multiply>
+  SDPA_DEVICE static void in_pairs(FetchA &&fetch_a, FetchB &&fetch_b, Multiply &&multiply) {
+    fetch_a(_0{});
+    fetch_b(_0{}, _0{});
+    arch::static_for<kSteps * kPairs>([&](auto index) SDPA_INLINE_LAMBDA {
+      constexpr int kIndex = decltype(index)::value, kNext = kIndex + 1;
+      if constexpr (kNext < kSteps * kPairs) {
+        if constexpr (kNext % kPairs == 0) fetch_a(Int<kNext / kPairs>{});
+        fetch_b(Int<kNext / kPairs>{}, Int<kNext % kPairs>{});
+      }
+      multiply(Int<kIndex / kPairs>{}, Int<kIndex % kPairs>{});
+    });
+  }
+
+  // The columns of two n-tiles: acc += a b.
+  template <class Mma, class Acc, class FragA, class FragB, class Pair>
+  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, Pair) {
+    arch::static_for<2>([&](auto n) SDPA_INLINE_LAMBDA {
+      constexpr int kTile = 2 * Pair::value + decltype(n)::value;
+      arch::static_for<Traits::kMmaM>([&](auto m) SDPA_INLINE_LAMBDA {
+        auto sums = acc(_, m, Int<kTile>{});
+        cute::gemm(mma, a(_, m), b(_, Int<kTile>{}), sums);
+      });
+    });
+  }
+
+  // O += weight · P̂ V̂, kColumnTiles MMA tiles of columns at a time. tSrS: 252 P · 2^-24.
+  template <class Acc, class Scores>
+  SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem_v) {
+    constexpr int kTiles = Traits::kColumnTiles, kSteps = kBlockN / 32;
+    typename Traits::TiledMmaPv mma;
+    // Tiles 2i and 2i + 1 of S are the keys 16i + 4l + {0, 1, 2, 3} of a row: a register of operand A.
+    Tensor tOrP = make_tensor<uint8_t>(
+        make_layout(make_shape(Shape<_4, _2, _2>{}, Int<Traits::kMmaM>{}, Int<kSteps>{})));  // ((4, 2, 2), MMA_M, 2)
+    Tensor words = recast<uint32_t>(tOrP);                                                   // ((1, 2, 2), MMA_M, 2)
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      CUTE_UNROLL
+      for (int m = 0; m < Traits::kMmaM; ++m) {
+        CUTE_UNROLL
+        for (int h = 0; h < 4; ++h) {
+          const int half = h % 2, tile = 2 * (2 * k + h / 2);
+          words(make_coord(0, half, h / 2), m, k) =
+              Arch::pack_subnormals(tSrS(make_coord(0, half), m, tile), tSrS(make_coord(1, half), m, tile),
+                                    tSrS(make_coord(0, half), m, tile + 1), tSrS(make_coord(1, half), m, tile + 1));
+        }
+      }
+    }
+
+    Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
+    const auto ldsm = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma).get_slice(Arch::thread_idx());
+    Tensor tOsVt = ldsm.partition_S(sVt);  // (16, kHeadDim / 16, kSteps)
+    arch::static_for<kHeadDim / 8 / kTiles>([&](auto chunk) SDPA_INLINE_LAMBDA {
+      constexpr int kChunk = decltype(chunk)::value;
+      Tensor tOrVt = make_tensor<int8_t>(
+          make_layout(make_shape(Shape<_4, _2>{}, Int<kTiles>{}, Int<kSteps>{})));  // ((4, 2), kTiles, kSteps)
+      Tensor tOrVt_view = ldsm.retile_D(tOrVt);                                     // (16, kTiles / 2, kSteps)
+      Tensor sums = make_tensor<uint32_t>(
+          make_layout(make_shape(Shape<_2, _2>{}, Int<Traits::kMmaM>{}, Int<kTiles>{})));  // ((2, 2), MMA_M, kTiles)
+      clear(sums);
+      arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
+        arch::static_for<kTiles / 2>([&](auto pair) SDPA_INLINE_LAMBDA {
+          cute::copy(typename Traits::ByteLdsm{}, tOsVt(_, Int<kChunk * kTiles / 2 + decltype(pair)::value>{}, k),
+                     tOrVt_view(_, pair, k));
+        });
+        cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), sums);
+      });
+      CUTE_UNROLL
+      for (int m = 0; m < Traits::kMmaM; ++m) {
+        CUTE_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          CUTE_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            float &o = tOrO(make_coord(e % 2, e / 2), m, kChunk * kTiles + n);
+            o = fmaf(static_cast<float>(static_cast<int32_t>(sums(make_coord(e % 2, e / 2), m, n))),
+                     weight[2 * m + e / 2], o);
+          }
+        }
+      }
+    });
+  }
+
+  // O += P V of 16 bits. tSrS: P.
+  template <class Acc, class Scores>
+  SDPA_DEVICE static void add_halves(Acc &tOrO, const Scores &tSrS, Element *smem_v) {
+    typename Traits::TiledMmaPv mma;
+    const int tid = Arch::thread_idx();
+    const auto thr_mma = mma.get_slice(tid);
+    Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
+    Tensor pairs = recast<uint32_t>(tOrP_);
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(tSrS(2 * i), tSrS(2 * i + 1));
+    Tensor tOrP =
+        make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
+    Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutV16t{});  // (kHeadDim, kBlockN)
+    Tensor tOrVt = thr_mma.partition_fragment_B(sVt);                                    // (4, MMA_K, kBlockN / 16)
+    const auto ldsm = make_tiled_copy_B(typename Traits::LdsmT{}, mma).get_slice(tid);
+    Tensor tOsVt = ldsm.partition_S(sVt);
+    Tensor tOrVt_view = ldsm.retile_D(tOrVt);
+    in_pairs<kBlockN / 16, kHeadDim / 16>(
+        [](auto) SDPA_INLINE_LAMBDA {},
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), pair); });
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_q8

@@ -1,0 +1,168 @@
+// Streaming softmax of integer sums: S from Q̂ K̂ᵀ becomes P, and O and the statistics follow a reference that moves.
+//
+// The sums arrive as floats kMagic + S. With c = min(q_scale · k_scale, kCap), one number for the 16 keys of a block that
+// a lane holds of a row, S · c are the logits in log2 units. Two ways from there, by what multiplies V:
+//
+//   16 bits   P = exp2(S c - row_max),   row_sum += Σ P,   O += P V
+//   bytes     x' = S c + log2 st,   r = max of x' in this block,   P̂ = rint(252 · exp2(x' - r))   as u8
+//             O += exp2(r - row_max) P̂ V̂,   row_sum += exp2(r - row_max) Σ exp2(x' - r) / st      of P before rounding
+//
+// row_max is a running reference as in attention/softmax.cuh: it only moves when it is exceeded by more than kSlack, and
+// then O and row_sum are rescaled. P̂ refers to the block's own exact maximum instead, so none exceeds 252 by more than
+// rounding allows, and the token that weighs most has full precision. kMagic · c goes into the subtrahend: both floats
+// differ from exact arithmetic by half a unit of kMagic · c < 2^17, 2^-7 at most, which kCap sees to.
+// Unseen scores are -inf, set once the sums are floats. A block without keys has r = kNoKey, which is row_max's floor too:
+// with two floors exp2(r - row_max) might be infinite.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_fwd_q8/kernel_traits.cuh"
+
+namespace sdpa::fmha_fwd_q8 {
+
+template <class Traits>
+struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread> {
+  using Arch = typename Traits::Arch;
+  using Base = Softmax<Arch, Traits::kRowsPerThread>;
+  using Base::kNoKey;
+  using Base::kSlack;
+  using Base::row_max;
+  using Base::row_sum;
+
+  static constexpr int kRows = Traits::kRowsPerThread;
+  static constexpr int kRuns = Traits::kBlockN / 16;  // of 4 neighbouring keys, in a lane's row
+  // P̂ · 2^-24 is what exp2 gives: the bits of a half that holds it are the integer.
+  static constexpr float kLog2Scale = 7.97727992349992f - 24.f;  // log2(252) - 24
+  // What P and row_sum leave for the end: O · kOutScale / row_sum, and row_max + kLseShift in softmax_lse.
+  static constexpr float kOutScale = Traits::kQuantizesV ? kInverseUnit / 16777216.f : 1.f;
+  static constexpr float kLseShift = Traits::kQuantizesV ? 8.f - 7.97727992349992f : 0.f;
+
+  float q_scale[kRows];  // with the softmax's own, in log2 units
+
+  // c of row i. At least the smallest normal number, so that -inf · c is -inf. A NaN stays one.
+  SDPA_DEVICE float factor(int i, float k_scale) const {
+    float c = q_scale[i] * k_scale;
+    c = c > kCap ? kCap : c;
+    return c < 0x1p-126f ? 0x1p-126f : c;
+  }
+
+  // V of 16 bits. scores (kRows, cols): kMagic + S, or -inf → P.
+  template <class Scores, class Out>
+  SDPA_DEVICE void update(Scores &scores, Out &out, float k_scale) {
+    float block_max[kRows];  // of this lane's columns
+    bool moves = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      block_max[i] = (largest(scores, i) - kMagic) * factor(i, k_scale);
+      moves |= block_max[i] > row_max[i] + kSlack;
+    }
+    if (Arch::any(moves)) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) move_to(i, fmaxf(row_max[i], across_quad_max(block_max[i])), out);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const float c = factor(i, k_scale);
+      const float subtrahend = row_max[i] + Arch::multiply(kMagic, c);
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) = Arch::exp2(fmaf(scores(i, j), c, -subtrahend));
+        row_sum[i] += scores(i, j);
+      }
+    }
+  }
+
+  // V of bytes, in three steps around the mask. First scores (kRows, cols): kMagic + S → kMagic · c + x'. `v_log2` has
+  // this lane's four tokens of every 16.
+  template <class Scores>
+  SDPA_DEVICE void to_logits(Scores &scores, float k_scale, const float *v_log2) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const float c = factor(i, k_scale);
+      CUTE_UNROLL
+      for (int run = 0; run < kRuns; ++run) {
+        const float4 log2_st = load4(v_log2 + 16 * run);
+        scores(i, 4 * run) = fmaf(scores(i, 4 * run), c, log2_st.x);
+        scores(i, 4 * run + 1) = fmaf(scores(i, 4 * run + 1), c, log2_st.y);
+        scores(i, 4 * run + 2) = fmaf(scores(i, 4 * run + 2), c, log2_st.z);
+        scores(i, 4 * run + 3) = fmaf(scores(i, 4 * run + 3), c, log2_st.w);
+      }
+    }
+  }
+
+  // Then the references: the block's own, and row_max with O and row_sum. weight: exp2(reference - row_max).
+  template <class Scores, class Out>
+  SDPA_DEVICE void refer(const Scores &scores, Out &out, float k_scale, float (&reference)[kRows],
+                         float (&weight)[kRows]) {
+    bool moves = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const float shift = Arch::multiply(kMagic, factor(i, k_scale));
+      reference[i] = fmaxf(across_quad_max(largest(scores, i) - shift), kNoKey);
+      moves |= reference[i] > row_max[i] + kSlack;
+    }
+    if (Arch::any(moves)) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) move_to(i, fmaxf(row_max[i], reference[i]), out);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) weight[i] = Arch::exp2(reference[i] - row_max[i]);
+  }
+
+  // At last scores → 252 P · 2^-24, and row_sum. `v_inverse` as v_log2.
+  template <class Scores>
+  SDPA_DEVICE void exponentiate(Scores &scores, float k_scale, const float *v_inverse, const float (&reference)[kRows],
+                                const float (&weight)[kRows]) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const float shift = Arch::multiply(kMagic, factor(i, k_scale));
+      const float subtrahend = (reference[i] + shift) - kLog2Scale;
+      float sum = 0.f;
+      CUTE_UNROLL
+      for (int run = 0; run < kRuns; ++run) {
+        const float4 inverse = load4(v_inverse + 16 * run);
+        CUTE_UNROLL
+        for (int j = 4 * run; j < 4 * run + 4; ++j) scores(i, j) = Arch::exp2(scores(i, j) - subtrahend);
+        sum = fmaf(scores(i, 4 * run), inverse.x, sum);
+        sum = fmaf(scores(i, 4 * run + 1), inverse.y, sum);
+        sum = fmaf(scores(i, 4 * run + 2), inverse.z, sum);
+        sum = fmaf(scores(i, 4 * run + 3), inverse.w, sum);
+      }
+      row_sum[i] = fmaf(sum, weight[i], row_sum[i]);
+    }
+  }
+
+ private:
+  template <class Scores>
+  SDPA_DEVICE static float largest(const Scores &scores, int i) {
+    float max = scores(i, 0);
+    CUTE_UNROLL
+    for (int j = 1; j < size<1>(scores); ++j) max = fmaxf(max, scores(i, j));
+    return max;
+  }
+
+  SDPA_DEVICE static float across_quad_max(float max) {
+    max = fmaxf(max, Arch::shfl_xor(max, 2));
+    return fmaxf(max, Arch::shfl_xor(max, 1));
+  }
+
+  SDPA_DEVICE static float4 load4(const float *from) {
+    Arch::check_alignment(from, 16);
+    return *reinterpret_cast<const float4 *>(from);
+  }
+
+  template <class Out>
+  SDPA_DEVICE void move_to(int i, float reference, Out &out) {
+    const float scores_scale = Arch::exp2(row_max[i] - reference);
+    row_max[i] = reference;
+    row_sum[i] *= scores_scale;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
+  }
+};
+
+}  // namespace sdpa::fmha_fwd_q8

@@ -1,0 +1,211 @@
+"""`precision` of the public functions: what it asks for, that nothing quantises unasked, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sdpa_cutlass
+from sdpa_cutlass import (
+    Family,
+    NoKernelError,
+    Precision,
+    attention,
+    attention_varlen,
+    explain,
+    kernels,
+    plan,
+)
+from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Accuracy, Asked
+from tests.library.reference import rand
+from tests.library.test_lengths import int32
+
+PRECISIONS = tuple(Precision)
+
+
+def inputs(device: str, rows: int = 70, keys: int = 130, head_dim: int = 64) -> list[torch.Tensor]:
+    sizes = ((4, rows), (2, keys), (2, keys))
+    return [rand(2, *size, head_dim, device=device, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((out.double() - exact.double()).norm() / exact.double().norm()).item()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_precision_gets_kernels_of_its_accuracy_alone(device: str, precision: Precision) -> None:
+    found = explain(*inputs(device), precision=precision)
+    assert found.choice.kernel.accuracy is precision.accuracy
+    assert {candidate.kernel.accuracy for candidate in found.candidates} == {precision.accuracy}
+    assert f"it is    {precision.accuracy}, code for 89" in str(found)
+
+
+@pytest.mark.parametrize("asked", [Family.FMHA_FWD, Family.UNFUSED])
+def test_nothing_else_serves_quantised_rows(asked: Asked) -> None:
+    quantised = {Accuracy.INT8, Accuracy.INT8_QK}
+    rows = [row for row in kernels(Target.HOST) if row.accuracy in quantised]
+    assert rows
+    assert not any(row.serves(asked) for row in rows)
+    assert all(
+        row.serves(precision) == (row.accuracy is precision.accuracy)
+        for row in rows
+        for precision in Precision
+    )
+
+
+@pytest.mark.parametrize("precision", [*PRECISIONS, "int8", "int8_qk"])
+def test_errors_are_small_and_not_zero(device: str, precision: Precision | str) -> None:
+    tensors = inputs(device)
+    exact, exact_lse = attention(*tensors, return_lse=True)
+    out, lse = attention(*tensors, return_lse=True, precision=precision)
+    assert 1e-3 < relative_error(out, exact) < 2e-2
+    assert (lse - exact_lse).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("precision", [None, "exact"])
+def test_exact_is_the_default(device: str, precision: str | None) -> None:
+    tensors = inputs(device)
+    assert torch.equal(attention(*tensors, precision=precision), attention(*tensors))
+
+
+@pytest.mark.usefixtures("_call_path")
+def test_known_signatures_tell_precisions_apart(device: str) -> None:
+    """Three calls that differ in nothing else, each twice: the second one is the known one."""
+    tensors = inputs(device)
+    first = [attention(*tensors, precision=precision) for precision in (None, *PRECISIONS)]
+    again = [attention(*tensors, precision=precision) for precision in (None, *PRECISIONS)]
+    assert all(map(torch.equal, first, again))
+    assert not any(torch.equal(first[i], first[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_plans_give_the_same_bits(device: str, precision: Precision) -> None:
+    q, k, v = inputs(device)
+    made = plan(q, k, v, causal="bottom_right", return_lse=True, precision=precision)
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], device=device)
+    made.run(q, k, v, out, lse)
+    want, want_lse = attention(q, k, v, causal="bottom_right", return_lse=True, precision=precision)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_packed_sequences(device: str, precision: Precision) -> None:
+    starts, bounds = (0, 40, 41, 130), (90, 90)
+    q, k, v = (rand(130, heads, 64, device=device, seed=i) for i, heads in enumerate((4, 2, 2)))
+    cu_seqlens = int32(starts, device)
+    out = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, *bounds, causal="top_left", precision=precision)
+    again = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, *bounds, causal="top_left", precision=precision)
+    exact = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, *bounds, causal="top_left")
+    assert torch.equal(out, again)
+    assert 1e-3 < relative_error(out, exact) < 3e-2
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8_qk"])
+def test_operators(device: str, precision: str) -> None:
+    tensors = inputs(device)
+    out, _ = torch.ops.sdpa_cutlass.attention_forward(*tensors, causal="top_left", precision=precision)
+    assert torch.equal(out, attention(*tensors, causal="top_left", precision=precision))
+
+
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_traced_calls_keep_the_precision(device: str, precision: str | None) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors = inputs(device)
+    traced = make_fx(lambda q, k, v: attention(q, k, v, precision=precision))(*tensors)
+    assert torch.equal(traced(*tensors), attention(*tensors, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"precision": "fp8"}, ArgumentError, ("precision='fp8'", "'exact', 'int8_qk', 'int8'")),
+        ({"precision": 8}, ArgumentTypeError, ("precision=8", "int", "allowed are None")),
+        ({"precision": "int8", "p_dropout": 0.5}, NoKernelError, ("applies no dropout",)),
+        (
+            {"precision": "int8", "kernel": "fmha_fwd_sm89_d64_m64n64_s1_w4_f16"},
+            ArgumentError,
+            ("int8 kernels",),
+        ),
+    ],
+    ids=["word", "type", "dropout", "kernel"],
+)
+def test_refused(
+    device: str, options: dict[str, Any], error: type[Exception], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(error) as caught:
+        attention(*inputs(device), **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_masks_and_large_head_dims_are_refused_by_name(device: str) -> None:
+    mask = torch.ones(70, 130, dtype=torch.bool, device=device)
+    with pytest.raises(NoKernelError, match="takes no mask"):
+        attention(*inputs(device), attn_mask=mask, precision="int8")
+    with pytest.raises(NoKernelError, match="head_dim is at most 128"):
+        attention(*inputs(device, head_dim=136), precision="int8_qk")
+
+
+def test_no_precision_of_another_family(device: str) -> None:
+    with pytest.raises(ArgumentError, match="goes with family='fmha_fwd'"):
+        plan(*inputs(device), family=Family.UNFUSED, precision="int8")
+
+
+def test_calls_without_torchs_allocator_are_refused(device: str) -> None:
+    q, k, v = inputs(device)
+    lse = torch.empty(q.shape[:3], device=device)
+    with pytest.raises(UnsupportedError, match="precision='int8' needs torch installed"):
+        attention(q, k, v, out=torch.empty_like(q), softmax_lse=lse, precision="int8")
+
+
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+def test_enable_quantises_what_it_was_asked_to() -> None:
+    """Long calls without mask and dropout, counted apart; all others are exact."""
+    q, k, v = inputs("cpu")
+    exact = attention(q, k, v)
+    with sdpa_cutlass.enabled(devices=["cpu"], precision="int8", min_seqlen=130) as usage:
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        assert (usage.served, usage.quantised) == (1, 1)
+        shorter = F.scaled_dot_product_attention(q, k[:, :, :129], v[:, :, :129], enable_gqa=True)
+        masked = F.scaled_dot_product_attention(
+            q, k, v, torch.ones(70, 130, dtype=torch.bool), enable_gqa=True
+        )
+        assert (usage.served, usage.quantised) == (3, 1)
+    assert torch.equal(out, attention(q, k, v, precision="int8"))
+    assert torch.equal(shorter, attention(q, k[:, :, :129], v[:, :, :129]))
+    assert relative_error(masked, exact) < 1e-3
+    with sdpa_cutlass.enabled(devices=["cpu"]) as usage:
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v, enable_gqa=True), exact)
+        assert usage.quantised == 0
+
+
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+@pytest.mark.parametrize("options", [{"precision": "fp8"}, {"precision": "int8", "min_seqlen": -1}], ids=str)
+def test_enable_refuses(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        sdpa_cutlass.enable(devices=["cpu"], **options)
+
+
+def test_quantising_has_a_price() -> None:
+    """The model: longer problems take longer, and half the key heads half the pass."""
+    row = next(row for row in kernels(Target.HOST) if row.accuracy is Accuracy.INT8 and row.head_dim == 64)
+    from sdpa_cutlass.choice.cost import estimate
+    from sdpa_cutlass.library.device import HOST
+    from sdpa_cutlass.problem import DType, Problem
+
+    def microseconds(seqlen: int, heads_kv: int = 8) -> float:
+        sizes = {"seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_q": 8, "num_heads_kv": heads_kv}
+        return estimate(row, Problem(dtype=DType.F16, batch=4, head_dim=64, **sizes), HOST).microseconds
+
+    times = [microseconds(seqlen) for seqlen in (512, 1024, 4096)]
+    assert times == sorted(times)
+    assert microseconds(1024, heads_kv=2) < microseconds(1024)
+    assert all(map(math.isfinite, times))
