@@ -117,7 +117,7 @@ class Workshop:
                 lines=lines,
                 # Hopper's units say something to CuTe before they include it.
                 precompiled=None
-                if unit.suffix != ".cu" or kernels is Kernels.HOPPER
+                if unit.suffix != ".cu" or kernels.is_of_hopper
                 else self.folder / _CUTE,
             )
         library = place / Target.HOST.file_name

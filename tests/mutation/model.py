@@ -32,6 +32,8 @@ class Kernels(Enum):
     """Several CTAs share the keys of a tile."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
+    HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
+    """Lengths, packed sequences, windows and sinks by ragged tensor maps."""
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
     """Those that merge partial results."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
@@ -40,13 +42,19 @@ class Kernels(Enum):
     @property
     def names(self) -> tuple[str, ...]:
         """Full kernel names."""
-        lead = {Kernels.HOPPER: "fmha_fwd_sm90", Kernels.COMBINE: "combine_sm89"}.get(self, "fmha_fwd_sm89")
+        lead = "fmha_fwd_sm90" if self.is_of_hopper else "fmha_fwd_sm89"
+        lead = "combine_sm89" if self is Kernels.COMBINE else lead
         return tuple(f"{lead}_{name}" for name in self.value if name)
+
+    @property
+    def is_of_hopper(self) -> bool:
+        """Kernels of the family fmha_fwd_sm90."""
+        return self in (Kernels.HOPPER, Kernels.HOPPER_GENERAL)
 
     @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        return self not in (Kernels.HOPPER, Kernels.COMBINE, Kernels.ENGINE)
+        return not self.is_of_hopper and self not in (Kernels.COMBINE, Kernels.ENGINE)
 
 
 class Check(Enum):

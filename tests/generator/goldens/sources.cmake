@@ -17,4 +17,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 293edbe8344243f5fecb385abd385632d3908adfdbaefa8a02fc00a20adf8fe2)
+set(SDPA_GENERATED_DIGEST 176dcce7cc9ae8b5b99c5b80e9ac37c70fd803ffdc503a2d2aa525aba2124043)
