@@ -180,8 +180,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_keys_of_the_next_sequence",
         header=_PIPELINE,
-        old="return {params.rows_k - sequence.seqlen_k, static_cast<int>(sequence.first_row_k) + sequence.seqlen_k};",
-        new="return {0, static_cast<int>(sequence.first_row_k) + params.rows_k};",
+        old="params.rows_k - sequence.seqlen_k, static_cast<int>(sequence.first_row_k) + sequence.seqlen_k",
+        new="0, static_cast<int>(sequence.first_row_k) + params.rows_k",
         defect="keys and values behind a sequence's last are loaded, and 0 times NaN is NaN",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.NUMERICS,

@@ -35,8 +35,8 @@ _SAVED_BY_TILE = 2000
 
 
 class FmhaFwdSm90(Model):
-    """Equal tiles are dealt out to the SMs at once, and so are causal ones that are short. Other causal tiles,
-    and those of general kernels, start as SMs become free, the longest first.
+    """Equal tiles are dealt out to the SMs at once, and so are causal ones that are short. Other causal
+    tiles, and those of general kernels, start as SMs become free, the longest first.
     """
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
