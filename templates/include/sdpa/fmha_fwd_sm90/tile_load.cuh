@@ -22,7 +22,6 @@ struct TileLoad {
   SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
     const MapRows<Traits> rows_q = MapRows<Traits>::of_q(params, sequence.seqlen_q, sequence);
     const MapRows<Traits> rows_k = MapRows<Traits>::of_k(params, sequence);
-    const int n_block_min = Traits::kMayHaveWindow ? keys.n_block_min : 0;
     CUTE_UNROLL
     for (int i = 0; i < Traits::kConsumers; ++i) {
       Arch::mbarrier_wait(&smem.q_empty[i], phase_q ^ 1);
@@ -32,7 +31,7 @@ struct TileLoad {
                            tile.bidb * params.step_q.batch);
     }
     phase_q ^= 1;
-    for (int n_block = keys.n_block_max - 1; n_block >= n_block_min; --n_block) {
+    const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
       load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
@@ -44,6 +43,12 @@ struct TileLoad {
                             n_block * Traits::kBlockN, tile.bidh_kv * params.step_v.head,
                             tile.bidb * params.step_v.batch);
       slot.advance();
+    };
+    if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
+      CUTE_NO_UNROLL
+      for (int n_block = keys.n_block_max - 1; n_block >= keys.n_block_min; --n_block) load_block(n_block);
+    } else {
+      for (int n_block = keys.n_block_max - 1; n_block >= 0; --n_block) load_block(n_block);
     }
   }
 
