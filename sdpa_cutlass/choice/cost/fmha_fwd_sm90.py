@@ -30,7 +30,8 @@ _LEAST_EXPOSED = 0.1  # of it
 # Under a causal mask consumers of a CTA have unlike numbers of blocks, and wait for each other.
 _CAUSAL_LOSS = {2: 1.0, 3: 1.08}
 _GENERAL_SLOWDOWN = 1.04
-# grid.hpp decides by these: clocks that a short causal tile saves when CTAs take several of them.
+# grid.hpp decides by these: the most keys of causal tiles that are taken in turn, and the clocks each saves.
+_MOST_KEYS = 1024
 _SAVED_BY_TILE = 2000
 
 
@@ -79,7 +80,7 @@ class FmhaFwdSm90(Model):
         if self.kernel.is_general or tiles <= sms:
             return False
         keys = min(problem.seqlen_k, max(problem.seqlen_q + problem.causal_offset, 0))
-        return keys * self._clocks_by_key * 5 // 4 <= _SAVED_BY_TILE * tiles // sms
+        return keys <= _MOST_KEYS and keys * self._clocks_by_key * 5 // 4 <= _SAVED_BY_TILE * tiles // sms
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel

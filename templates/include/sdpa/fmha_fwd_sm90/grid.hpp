@@ -40,9 +40,10 @@ uint32_t num_ctas(uint32_t num_tiles, uint32_t num_sms, int64_t num_keys) {
   if constexpr (Traits::kIsCausal) {
     // In clocks: what a tile's beginning and end cost where nothing runs under them, against the longest tile, which is
     // as much as SMs may end apart. Estimates; sdpa_cutlass/choice/cost/fmha_fwd_sm90.py has the same.
+    constexpr int64_t kMostKeys = 1024;
     constexpr int64_t kSavedByTile = 2000;
     constexpr int64_t kClocksByKey = Traits::kConsumers * (Traits::kHeadDim / 16 + 2);
-    if (num_keys * kClocksByKey * 5 / 4 > kSavedByTile * num_tiles / num_sms) return num_tiles;
+    if (num_keys > kMostKeys || num_keys * kClocksByKey * 5 / 4 > kSavedByTile * num_tiles / num_sms) return num_tiles;
   }
   return num_sms;
 }
