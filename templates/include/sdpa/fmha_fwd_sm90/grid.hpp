@@ -16,16 +16,24 @@ namespace sdpa::fmha_fwd_sm90 {
 // What K and V of a section (tile_scheduler.cuh) may take of the 50 MB of L2 that an H100 or H200 has.
 inline constexpr int64_t kSectionBytes = 32 << 20;
 
-// Sections begin with their longest tiles. So that the last one does not end with these alone, all have about the same
-// number of heads, and at least so many tiles that an SM has two or three of each.
+// Heads of a section. Sections begin with their longest tiles. So that the last one does not end with these alone, it has
+// at least two thirds of the heads of the others, and all have so many tiles that an SM gets two or three.
+inline int64_t heads_per_section(int64_t heads, int64_t fitting, int64_t filling) {
+  const int64_t wanted = std::max<int64_t>({fitting, filling, 1});
+  for (int64_t sections = (heads + wanted / 2) / wanted; sections > 1; --sections) {
+    const int64_t some = (heads + sections - 1) / sections;
+    const int64_t last = heads % some;
+    if (last == 0 || 3 * last >= 2 * some) return some;
+  }
+  return heads;
+}
+
 inline void make_sections(TileScheduler &scheduler, int64_t heads, int64_t heads_per_kv, int64_t kv_bytes_per_head,
                           int64_t num_sms) {
   const int64_t fitting = kSectionBytes / std::max<int64_t>(kv_bytes_per_head, 1) * heads_per_kv;
   const int64_t m_blocks = std::max(scheduler.num_m_blocks, 1);
   const int64_t filling = (5 * num_sms / 2 + m_blocks - 1) / m_blocks;
-  const int64_t wanted = std::max<int64_t>({fitting, filling, 1});
-  const int64_t sections = std::max<int64_t>((heads + wanted / 2) / wanted, 1);
-  const int64_t per_section = (heads + sections - 1) / sections;
+  const int64_t per_section = heads_per_section(heads, fitting, filling);
   const int64_t last = heads % per_section;
   scheduler.num_full_sections = static_cast<int>(heads / per_section);
   scheduler.section_tiles = cutlass::FastDivmod(static_cast<int>(per_section * scheduler.num_m_blocks));
