@@ -46,7 +46,7 @@ struct KernelTraits {
   static constexpr int kCtasPerSm = 1;
   // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168.
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 || kIsGeneral ? 32 : 24;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
