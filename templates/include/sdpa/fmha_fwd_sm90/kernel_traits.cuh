@@ -44,9 +44,13 @@ struct KernelTraits {
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kCtasPerSm = 1;
-  // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168. Not one more, or a consumer waits
+  // for them for ever. The warp that loads for a general kernel has coordinates of sequences to keep.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kIsGeneral ? 40 : 24;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                    (kConsumers + 1) * (kConsumers == 3 ? 128 : 168),
+                "what the launch gave");
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
