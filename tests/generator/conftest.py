@@ -30,6 +30,7 @@ TINY = (
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16_general_split",
     "fmha_fwd_sm90_d128_m192n80_s3_w16_bf16_causal",
     "fmha_fwd_sm90_d128_m192n80_s3_w16_f16",
+    "fmha_fwd_sm90_d128_m192n80_s3_w16_f16_general",
     "unfused_sm89_d32_m64n64_s4_w4_bf16_causal",
     "unfused_sm89_d64_m64n64_s4_w4_f16",
 )

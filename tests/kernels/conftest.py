@@ -37,7 +37,7 @@ SPLITS = (1, 3)
 
 _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "fused_kernel": lambda row: row.serves(Family.FMHA_FWD) and not row.is_general,
-    "general_kernel": lambda row: _is_exact(row) and not row.has_dropout and not row.is_split,
+    "general_kernel": lambda row: _is_exact(row) and not row.has_dropout and bool(row.mask_types),
     "dropout_kernel": lambda row: _is_exact(row) and row.has_dropout,
     "split_kernel": lambda row: _is_exact(row) and row.is_split,
     "lengths_kernel": lambda row: _is_exact(row) and not row.has_dropout,

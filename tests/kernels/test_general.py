@@ -101,11 +101,11 @@ def test_rows_whose_scores_are_all_minus_infinity(lengths_kernel: TestedKernel) 
 
 
 def everything(kernel: TestedKernel) -> Case:
-    """Lengths, a smaller head_dim, a causal diagonal and, unless the kernel is split, a mask at once."""
+    """Lengths, a smaller head_dim, a causal diagonal and, if the kernel takes any, a mask at once."""
     rows, keys = kernel.info.block_m + 1, (2 * kernel.info.kv_groups + 1) * kernel.info.block_n + 5
     return Case(
         **random_qkv(kernel, rows, keys, head_dim=kernel.info.head_dim - 8),
-        mask=None if kernel.info.is_split else random_mask(torch.bool, (2, 1, rows, keys), kernel.device),
+        mask=random_mask(torch.bool, (2, 1, rows, keys), kernel.device) if kernel.info.mask_types else None,
         causal=Causal.BOTTOM_RIGHT,
         lengths_q=Lengths(seqlens=(rows, rows - 7)),
         lengths_k=Lengths(seqlens=(keys - 3, keys)),

@@ -62,17 +62,36 @@ def test_strides(fused_kernel: TestedKernel) -> None:
     check_strides(fused_kernel)
 
 
-def test_strides_that_a_tensor_map_has_no_words_for(fused_kernel: TestedKernel) -> None:
+def check_strides_of_maps(kernel: TestedKernel) -> None:
     """Negative ones, and broadcast rows and results; broadcast heads and batches of inputs it has."""
-    if not fused_kernel.info.is_for_one_arch:
+    if not kernel.info.is_for_one_arch:
         pytest.skip("it does not load by TMA")
     for name, axis in product(OPERANDS, AXES):
         for stride in (0, -8):
-            reason = refusal(fused_kernel, **{f"{name}_stride": strides(fused_kernel, axis, stride)})
+            reason = refusal(kernel, **{f"{name}_stride": strides(kernel, axis, stride)})
             if stride == 0 and name != "out" and axis != "row":
                 assert reason == ""
             else:
                 assert f"{name}: {axis} stride {stride}; this kernel takes positive strides" in reason
+
+
+def test_strides_that_a_tensor_map_has_no_words_for(fused_kernel: TestedKernel) -> None:
+    check_strides_of_maps(fused_kernel)
+
+
+def test_strides_that_a_ragged_map_has_no_words_for(lengths_kernel: TestedKernel) -> None:
+    check_strides_of_maps(lengths_kernel)
+
+
+def test_rows_before_a_ragged_map(lengths_kernel: TestedKernel) -> None:
+    """A general kernel of Hopper has maps that start as many rows before their tensors as these have."""
+    if not lengths_kernel.info.is_for_one_arch:
+        pytest.skip("it does not load by TMA")
+    for name in OPERANDS:
+        most = {f"{name}_stride": strides(lengths_kernel, "row", 1024), name: 2 * 1024 * 2}
+        assert refusal(lengths_kernel, **most) == ""
+        reason = refusal(lengths_kernel, **most | {name: 2 * 1024 * 2 - 16})
+        assert f"{name}: 2 rows with a stride of 1024 elements are more than there are bytes before" in reason
 
 
 def test_strides_of_general_kernels(lengths_kernel: TestedKernel) -> None:

@@ -40,7 +40,8 @@ ENGINE = [
     *("main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
     *("arrivals_test.cpp", "sm90_test.cpp", *RACES),
 ]
-CUTE = ["host_policy_test.cpp", "tile_scheduler_test.cpp"]
+CUTE = ["host_policy_test.cpp", "tile_scheduler_test.cpp", "sm90_grid_test.cpp"]
+ORDERS = ("attention/tile_scheduler.cuh", "fmha_fwd_sm90/grid.hpp")  # headers outside of arch
 PLACES = "places_test.cpp"
 CASE_TIMEOUT_S = 300
 
@@ -101,7 +102,7 @@ def _digest(variant: Variant, gxx: str) -> str:
     for folder in (SOURCES, HEADERS / "sdpa" / "arch"):
         for path in sorted(folder.rglob("*pp")):
             digest.update(path.read_bytes())
-    for name in ("c_api.h", "registry.hpp"):
+    for name in ("c_api.h", "registry.hpp", *ORDERS):
         digest.update((HEADERS / "sdpa" / name).read_bytes())
     return digest.hexdigest()[:16]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_cutlass.library.registry import Family
+from sdpa_cutlass.library.registry import Family, Takes
 from sdpa_cutlass.machine_code import gates_sm90
 from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.machine_code.mix import Mix
@@ -22,6 +22,13 @@ GOOD_MIX = {
     "HGMMA.64x112x16.F32": 10, "HGMMA.64x80x16.F32": 14, "MUFU.EX2": 116, "MUFU.RCP": 2, "UTMASTG.4D": 5,
     "UTMALDG.4D": 40, "USETMAXREG.DEALLOC.CTAPOOL": 1, "USETMAXREG.TRY_ALLOC.CTAPOOL": 1, "STG.E": 2,
 }  # fmt: skip
+
+
+GENERAL = dataclasses.replace(
+    INFO,
+    name=f"{INFO.name}_general",
+    takes=INFO.takes | Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.WINDOW | Takes.SINKS,
+)
 
 
 def code(stack_bytes: int = 0, **changes: int) -> KernelCode:
@@ -43,6 +50,13 @@ def test_a_shape_that_serves_both_products_is_counted_once() -> None:
         INFO, head_dim=128, details=(("block_m", 128), ("block_n", 128), ("warps", 12))
     )
     assert gates_sm90.expected(square)["HGMMA 64x128x16"] == 32
+
+
+def test_a_general_kernel_reads_lengths_and_sinks() -> None:
+    assert gates_sm90.problems(code(MUFU_EX2=120, LDG_E=31, LDG_E_U16=2), GENERAL) == []
+    assert any("116 MUFU.EX2" in line for line in gates_sm90.problems(code(LDG_E=31), GENERAL))
+    loads = gates_sm90.problems(code(MUFU_EX2=120, LDG_E_128=1), GENERAL)
+    assert any("loads from global memory other than by TMA" in line for line in loads), loads
 
 
 @pytest.mark.parametrize(

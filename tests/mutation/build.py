@@ -116,9 +116,7 @@ class Workshop:
                 observed=observed,
                 lines=lines,
                 # Hopper's units say something to CuTe before they include it.
-                precompiled=None
-                if unit.suffix != ".cu" or kernels is Kernels.HOPPER
-                else self.folder / _CUTE,
+                precompiled=None if unit.suffix != ".cu" or kernels.is_of_hopper else self.folder / _CUTE,
             )
         library = place / Target.HOST.file_name
         exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"

@@ -32,6 +32,8 @@ class Kernels(Enum):
     """Several CTAs share the keys of a tile."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
+    HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
+    """Lengths, packed sequences, windows and sinks by ragged tensor maps."""
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
     """Those that merge partial results."""
     BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
@@ -46,6 +48,7 @@ class Kernels(Enum):
         """Full kernel names."""
         leads = {
             Kernels.HOPPER: "fmha_fwd_sm90",
+            Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
             Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
@@ -54,10 +57,15 @@ class Kernels(Enum):
         return tuple(f"{lead}_{name}" for name in self.value if name)
 
     @property
+    def is_of_hopper(self) -> bool:
+        """Kernels of the family fmha_fwd_sm90."""
+        return self in (Kernels.HOPPER, Kernels.HOPPER_GENERAL)
+
+    @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        others = (Kernels.HOPPER, Kernels.COMBINE, Kernels.QUANTIZED, Kernels.BACKWARD, Kernels.ENGINE)
-        return self not in others
+        others = (Kernels.COMBINE, Kernels.QUANTIZED, Kernels.BACKWARD, Kernels.ENGINE)
+        return not self.is_of_hopper and self not in others
 
 
 class Check(Enum):

@@ -47,6 +47,7 @@ _GENERAL = (
 )
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
+    Kernels.HOPPER_GENERAL: _GENERAL,
     Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
     Kernels.COMBINE: ("test_merge.py",),
     Kernels.QUANTIZED: (

@@ -25,7 +25,7 @@ OTHER_REGISTERS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class FmhaFwdSm90(Kernel):
-    """One fused kernel for one head_dim, causal or not. Of its warps, four load."""
+    """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load."""
 
     family: ClassVar[str] = "fmha_fwd_sm90"
     op: ClassVar[Op] = Op.FORWARD
@@ -33,7 +33,8 @@ class FmhaFwdSm90(Kernel):
 
     tile: Annotated[Tile, "_"]
     dtype: Annotated[DType, "_"]
-    causal: Annotated[bool, "_causal"] = False
+    causal: Annotated[bool, "_causal"] = False  # known when compiled
+    general: Annotated[bool, "_general"] = False  # causal, window, sinks, lengths at run time
 
     @classmethod
     def lead(cls) -> str:
@@ -42,7 +43,11 @@ class FmhaFwdSm90(Kernel):
     @property
     def takes(self) -> Takes:
         """Columns below head_dim cost nothing: what lies outside of a tensor map reads as zeros."""
-        return Takes.UNDROPPED | Takes.SMALLER_HEAD_DIM | (Takes.CAUSAL if self.causal else Takes.FULL)
+        takes = Takes.UNDROPPED | Takes.SMALLER_HEAD_DIM
+        if not self.general:
+            return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
+        takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED
+        return takes | Takes.WINDOW | Takes.SINKS
 
     @property
     def functions(self) -> tuple[Function, ...]:

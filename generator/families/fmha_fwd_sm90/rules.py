@@ -22,6 +22,11 @@ CONSUMER_REGISTERS = {2: 240, 3: 160}
 RULES: tuple[Rule[FmhaFwdSm90], ...] = (
     head_dim_rule(MAX_HEAD_DIM),
     Rule(
+        "general_causal",
+        "general and causal exclude each other",
+        lambda c: not (c.general and c.causal) or "a general kernel takes causal at run time",
+    ),
+    Rule(
         "block_m",
         "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
         lambda c: (

@@ -6,9 +6,10 @@ load, and four compute for each 64 rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import chain, product
 
 from generator.core.arch import Arch
 from generator.core.kernel import DType, Tile
@@ -23,8 +24,17 @@ def tiles(*names: str) -> tuple[Tile, ...]:
     return tuple(Tile.parse(name) for name in names)
 
 
-# head_dim → tiles, causal and not; the first is the one in `smoke`.
+# head_dim → tiles of the plain kernels, causal and not; the first is the one in `smoke`.
 TILES: dict[int, tuple[Tile, ...]] = {
+    64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
+    80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
+    96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
+    128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),
+    256: tiles("m128n64_s2_w12"),
+}
+
+# head_dim → tiles of the general kernels. Those whose state leaves too few registers have fewer keys.
+GENERAL: dict[int, tuple[Tile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
@@ -38,33 +48,42 @@ SWEEP_BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
 SWEEP_STAGES = (2, 3, 4)
 
 
+Variant = Callable[..., FmhaFwdSm90]
+PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, partial(FmhaFwdSm90, causal=True))
+GENERAL_VARIANT: Variant = partial(FmhaFwdSm90, general=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     """What the spaces are made from; a test or a tool may pass its own."""
 
     arch: Arch  # that the tiles were chosen for
     tiles: TilesByHeadDim
+    general: TilesByHeadDim
 
 
-TABLES = Tables(arch=Arch.SM90, tiles=TILES)
+TABLES = Tables(arch=Arch.SM90, tiles=TILES, general=GENERAL)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
-    """The first tile of every head_dim in one dtype, one of two causal."""
+    """The first tile of every head_dim in one dtype, one of two causal; a general one, in both dtypes."""
     kernels: list[FmhaFwdSm90] = []
+    for head_dim, listed in list(tables.general.items())[:1]:
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, variants=(GENERAL_VARIANT,))
     for i, (head_dim, listed) in enumerate(sorted(tables.tiles.items())):
         dtype = tuple(DType)[i % 2]
-        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (dtype,), (i % 4 >= 2,))
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (dtype,), (PLAIN[i % 4 // 2],))
     return Listing(kernels=kernels)
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype, causal and not."""
-    return Listing(kernels=_kernels(tables.arch, tables.tiles))
+    """Every tile in every dtype, causal and not, or general."""
+    plain = _kernels(tables.arch, tables.tiles)
+    return Listing(kernels=chain(plain, _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:
-    """The product of the axes above in fp16, causal and not, for every head_dim."""
+    """The product of the axes above in fp16, plain and causal, for every head_dim."""
     axes = product(SWEEP_CONSUMERS, SWEEP_BLOCK_N, SWEEP_STAGES)
     swept = [
         Tile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
@@ -82,8 +101,8 @@ def _kernels(
     arch: Arch,
     table: TilesByHeadDim,
     dtypes: Iterable[DType] = tuple(DType),
-    causal: Iterable[bool] = (False, True),
+    variants: Iterable[Variant] = PLAIN,
 ) -> Iterator[FmhaFwdSm90]:
     for head_dim, listed in table.items():
-        for tile, dtype, is_causal in product(listed, dtypes, causal):
-            yield FmhaFwdSm90(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype, causal=is_causal)
+        for tile, dtype, variant in product(listed, dtypes, variants):
+            yield variant(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype)

@@ -8,7 +8,7 @@ extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
-extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[2];
+extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[3];
 extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
@@ -17,7 +17,7 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
-    {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 2},
+    {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
 extern const int kNumRowSpans = 7;

@@ -73,11 +73,12 @@ struct HostSm90 : Host {
   }
 
   static void prefetch_tensor_map(const TensorMap *) {}
-  static void tma_load(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3) {
-    simt::current_block->async().load(*simt::current_block, *map, barrier, smem, {c0, c1, c2, c3, 0});
+  static void tma_load(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3,
+                       int c4 = 0) {
+    simt::current_block->async().load(*simt::current_block, *map, barrier, smem, {c0, c1, c2, c3, c4});
   }
-  static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3) {
-    simt::current_block->async().store(*simt::current_block, *map, smem, {c0, c1, c2, c3, 0});
+  static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3, int c4 = 0) {
+    simt::current_block->async().store(*simt::current_block, *map, smem, {c0, c1, c2, c3, c4});
   }
   static void tma_store_commit() { simt::current_block->async().commit_stores(*simt::current_block); }
   template <int N>

@@ -116,6 +116,19 @@ struct Sm90 : Sm80 {
         "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
         : "memory");
   }
+  SDPA_DEVICE static void tma_load(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3,
+                                   int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+        "[%2];" ::"r"(shared_address(smem)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+  }
+  SDPA_DEVICE static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(shared_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+  }
   SDPA_DEVICE static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(shared_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

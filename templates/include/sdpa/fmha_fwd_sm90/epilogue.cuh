@@ -1,11 +1,13 @@
 // How a warpgroup's finished tile leaves: O is normalised, rounded, staged in shared memory as Q lay there, and stored by
-// TMA, 16 rows a warp; softmax_lse is one float a row. A row that saw no key becomes 0 and -inf. Rows and columns beyond
-// the tensor are outside of its map.
+// TMA, 16 rows a warp; softmax_lse is one float a row. A row that lies beyond its sequence becomes 0 and -inf; so does
+// one that saw no key, or its softmax_lse is the head's sink. Rows and columns beyond the tensor, or beyond a packed
+// sequence, are outside of the map.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
+#include "sdpa/attention/sinks.cuh"
 #include "sdpa/attention/softmax.cuh"
 #include "sdpa/fmha_fwd_sm90/pipeline.cuh"
 
@@ -21,21 +23,35 @@ struct Epilogue {
   // tOrO ((2, 2, kHeadDim / 8), 1, 1).
   template <class Accumulator>
   SDPA_DEVICE static void store(const Params &params, typename Traits::SharedStorage &smem, int consumer,
-                                const WorkTile &tile, Accumulator &tOrO, SoftmaxState &softmax) {
+                                const WorkTile &tile, const Sequence &sequence, Accumulator &tOrO,
+                                SoftmaxState &softmax) {
     const int tid = Arch::thread_idx() % kWarpgroup;
     const int warp = tid / 32;
     const int first_row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    const int num_rows = Traits::kIsGeneral ? sequence.num_rows : params.seqlen_q;
     Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));  // (2, cols)
     softmax.finish();
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float inverse = SoftmaxState::inverse(softmax.row_sum[i]);
+      const auto row_of = [&] SDPA_INLINE_LAMBDA { return first_row + warp * kWarpRows + tid % 32 / 4 + 8 * i; };
+      [[maybe_unused]] float scale = 1.f;
+      if constexpr (Traits::kIsGeneral) {
+        if (row_of() >= sequence.seqlen_q) {
+          softmax.row_sum[i] = 0.f;
+        } else if (params.sinks.data != nullptr) {
+          scale = add_sink<Arch>(sink_of(params.sinks, tile.bidh), softmax.row_max[i], softmax.row_sum[i]);
+        }
+      }
+      float inverse = SoftmaxState::inverse(softmax.row_sum[i]);
+      if constexpr (Traits::kIsGeneral) inverse *= scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
-      const int row = first_row + warp * kWarpRows + tid % 32 / 4 + 8 * i;
-      if (params.softmax_lse && tid % 4 == 0 && row < params.seqlen_q)
-        params.softmax_lse[tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride + row] =
-            SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
+      const int row = row_of();
+      if (params.softmax_lse && tid % 4 == 0 && row < num_rows) {
+        float *lse = params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride;
+        if constexpr (Traits::kIsGeneral) lse += sequence.first_row_q;
+        lse[row] = SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
+      }
     }
 
     if constexpr (Traits::kOutInQ) {
@@ -58,11 +74,19 @@ struct Epilogue {
     Arch::syncwarp();  // the warp's rows of O are in shared memory
 
     if (tid % 32 == 0) {
-      if (first_row + warp * kWarpRows < params.seqlen_q) {
+      if (first_row + warp * kWarpRows < num_rows) {
+        const MapRows<Traits> rows = MapRows<Traits>::of_q(params, sequence.num_rows, sequence);
         CUTE_UNROLL
-        for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols)
-          Arch::tma_store(&params.map_out, room + col * kWarpgroupRows + warp * kWarpRows * Traits::kSmemCols, col,
-                          first_row + warp * kWarpRows, tile.bidh, tile.bidb);
+        for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
+          const Element *const chunk = room + col * kWarpgroupRows + warp * kWarpRows * Traits::kSmemCols;
+          const int row = first_row + warp * kWarpRows;
+          if constexpr (Traits::kIsGeneral) {
+            Arch::tma_store(&params.map_out, chunk, col, rows.before + row, tile.bidh,
+                            tile.bidb * params.step_out.batch, rows.end);
+          } else {
+            Arch::tma_store(&params.map_out, chunk, col, row, tile.bidh, tile.bidb);
+          }
+        }
       }
       Arch::tma_store_commit();
       if constexpr (Traits::kOutInQ) {

@@ -3,6 +3,10 @@
 //   O = softmax(Q Kᵀ · softmax_scale, masked) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
 //   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)   float32 [B, Hq, Sq]
 //
+// Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
+// run time, and take lengths, packed sequences, a window and sinks. Their tiles are unlike each other, and some lie
+// beyond their sequence: each has a CTA of its own.
+//
 // One warp loads tiles by TMA (tile_load.cuh); two or three warpgroups compute 64 rows each with wgmma (mainloop.cuh) and
 // store them (epilogue.cuh). They meet at the barriers of pipeline.cuh, never at one of the whole CTA. kernel_traits.cuh
 // has the layouts.
@@ -22,6 +26,10 @@ struct Kernel {
 
   SDPA_DEVICE static void run(const Params &params) {
     SharedStorage &smem = *reinterpret_cast<SharedStorage *>(Arch::dynamic_smem());
+    if constexpr (Traits::kIsGeneral) {
+      const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx()));
+      if (tile.m_block * Traits::kBlockM >= Sequence::make(params, tile.bidb).num_rows) return;
+    }
     const int warp = static_cast<int>(Arch::uniform(static_cast<uint32_t>(Arch::thread_idx() / 32)));
     if (Arch::thread_idx() == 0) init_barriers<Traits>(smem);
     Arch::syncthreads();  // the barriers are initialised
@@ -35,9 +43,19 @@ struct Kernel {
   }
 
  private:
-  SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
-    return params.scheduler.template tile<Traits::kIsCausal, false, CausalOrder::kLongestFirst>(
-        static_cast<int>(index));
+  // A round hands one tile to every CTA. Causal tiles become shorter from first to last: odd rounds, which end at
+  // phase 1, go backwards, so that no CTA always gets the longer one.
+  SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, int was_odd) {
+    if constexpr (!Traits::kIsCausal) return index + params.num_ctas;
+    const auto cta = static_cast<uint32_t>(Arch::block_idx_again());
+    return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
+  }
+
+  // Of the tile at `m_block`, whose rows may all lie beyond those that attend.
+  template <class Tile>
+  SDPA_DEVICE static KeyRange key_range(const Params &params, const Sequence &sequence, int m_block) {
+    if (Traits::kIsGeneral && m_block * Tile::kBlockM >= sequence.seqlen_q) return {0, 0, 0, 0};
+    return KeyRange::make<Tile>(params, sequence, m_block);
   }
 
   SDPA_DEVICE static void load(const Params &params, SharedStorage &smem) {
@@ -46,10 +64,11 @@ struct Kernel {
     Arch::prefetch_tensor_map(&params.map_v);
     TileLoad<Traits> producer{smem, {}};
     for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
-         index += params.num_ctas) {
-      const WorkTile tile = work_tile(params, index);
+         index = next_tile(params, index, producer.phase_q ^ 1)) {
+      const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
-      producer.run(params, tile, KeyRange::make<Traits>(params, sequence, tile.m_block).n_block_max);
+      producer.run(params, tile, sequence, key_range<Traits>(params, sequence, tile.m_block));
+      if constexpr (Traits::kIsGeneral) break;
     }
   }
 
@@ -58,20 +77,25 @@ struct Kernel {
     Slot<Traits::kStages> slot;
     int phase_q = 0;
     for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
-         index += params.num_ctas) {
-      const WorkTile tile = work_tile(params, index);
+         index = next_tile(params, index, phase_q ^ 1)) {
+      const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
-      const KeyRange keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+      const KeyRange keys = key_range<Traits>(params, sequence, tile.m_block);
       const KeyRange own =
-          KeyRange::make<WarpgroupTile<Traits>>(params, sequence, tile.m_block * Traits::kConsumers + consumer);
+          key_range<WarpgroupTile<Traits>>(params, sequence, tile.m_block * Traits::kConsumers + consumer);
       Tensor tOrO =
           partition_fragment_C(typename Traits::MmaPV{},
                                Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)
       clear(tOrO);
       typename Mainloop<Traits>::SoftmaxState softmax;
-      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys.n_block_max, own, phase_q, slot, tOrO,
-                            softmax);
-      Epilogue<Traits>::store(params, smem, consumer, tile, tOrO, softmax);
+      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys, own, phase_q, slot, tOrO, softmax);
+      if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
+        const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+        Epilogue<Traits>::store(params, smem, consumer, same_tile, Sequence::make(params, same_tile.bidb), tOrO,
+                                softmax);
+        break;
+      }
+      Epilogue<Traits>::store(params, smem, consumer, tile, sequence, tOrO, softmax);
       phase_q ^= 1;
     }
     Turn<Traits>::end(consumer);

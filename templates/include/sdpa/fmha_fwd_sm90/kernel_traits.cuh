@@ -25,30 +25,46 @@ inline constexpr int kWarpgroup = 128;        // threads
 inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_>
+template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_,
+          bool kIsGeneral_>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
-  using Params = fmha_fwd_sm90::Params<typename Arch::TensorMap>;
+  using Params = std::conditional_t<kIsGeneral_, fmha_fwd_sm90::GeneralParams<typename Arch::TensorMap>,
+                                    fmha_fwd_sm90::Params<typename Arch::TensorMap>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;
   static constexpr bool kIsCausal = kIsCausal_;
-  static constexpr bool kMayBeCausal = kIsCausal_;
-  static constexpr bool kMayHaveWindow = false;
+  static constexpr bool kIsGeneral = kIsGeneral_;
+  static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
+  static constexpr bool kMayHaveWindow = kIsGeneral;
 
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kCtasPerSm = 1;
-  // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  // setmaxnreg deals the registers of the launch out again: 512 x 128, or 384 x 168. Not one more, or a consumer waits
+  // for them for ever. The warp that loads for a general kernel has coordinates of sequences to keep.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kIsGeneral ? 40 : 24;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                    (kConsumers + 1) * (kConsumers == 3 ? 128 : 168),
+                "what the launch gave");
 
+  static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
   static_assert(kBlockN / 2 + kBlockN / 4 + kHeadDim / 2 <= (kConsumers == 3 ? 132 : 200),
                 "S, P and O are in registers at once");
+
+  SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
+    if constexpr (kIsGeneral) {
+      if (!params.is_causal)
+        return params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
+    }
+    return params.scheduler.template tile<kMayBeCausal, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
+  }
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
   SDPA_DEVICE static int position(const Params &, int row) { return row; }

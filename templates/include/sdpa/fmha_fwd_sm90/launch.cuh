@@ -7,6 +7,7 @@
 #include "sdpa/arch/target_sm90.hpp"
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/set_params.hpp"
+#include "sdpa/fmha_fwd_sm90/grid.hpp"
 #include "sdpa/fmha_fwd_sm90/kernel.cuh"
 #include "sdpa/registry.hpp"
 
@@ -36,6 +37,29 @@ inline Status check_tensor_map(const char *name, const void *data, const int64_t
   return {};
 }
 
+// Rows of a tensor, and of the ragged map of one: as many as its longest sequence may have.
+inline int num_rows(const void *cu_seqlens, int seqlen, int total) { return cu_seqlens ? total : seqlen; }
+inline int map_rows(const void *cu_seqlens, int seqlen, int total) {
+  const int rows = cu_seqlens && total < seqlen ? total : seqlen;
+  return rows > 1 ? rows : 1;
+}
+
+// From row to row, in bytes; that of a single row is anything.
+inline int64_t row_bytes(int64_t stride, int rows, int64_t element_bytes) {
+  return rows > 1 ? stride * element_bytes : kVectorBytes;
+}
+
+// A ragged map starts before its tensor.
+inline Status check_ragged_map(const char *name, const void *data, int64_t stride, int rows, int map_rows,
+                               int64_t element_bytes) {
+  const uint64_t before = static_cast<uint64_t>(row_bytes(stride, rows, element_bytes)) * map_rows;
+  if (before <= reinterpret_cast<uintptr_t>(data)) return {};
+  return make_status(SDPA_NOT_SUPPORTED,
+                     "%s: %d rows with a stride of %lld elements are more than there are bytes before address %p; a "
+                     "general kernel of this family needs as many",
+                     name, map_rows, static_cast<long long>(stride), data);
+}
+
 template <class Traits>
 Status can_implement(const sdpa_params &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
@@ -45,12 +69,26 @@ Status can_implement(const sdpa_params &p) {
     return make_status(SDPA_NOT_SUPPORTED,
                        "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
                        p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p)), INT_MAX);
-  const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
-  const int extent_kv[3] = {p.batch, p.num_heads_kv, p.seqlen_k};
+  if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 2 * Traits::kBlockM)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 384",
+                       p.seqlen_q, p.seqlen_k);
+  const int rows_q = num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
+  const int rows_k = num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
+  const int extent_q[3] = {p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q, rows_q};
+  const int extent_kv[3] = {p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv, rows_k};
   Status status = check_tensor_map("q", p.q, p.q_stride, extent_q);
   if (status.ok()) status = check_tensor_map("k", p.k, p.k_stride, extent_kv);
   if (status.ok()) status = check_tensor_map("v", p.v, p.v_stride, extent_kv);
   if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q, /*is_input=*/false);
+  if constexpr (Traits::kIsGeneral) {
+    constexpr int64_t kBytes = sizeof(typename Traits::Element);
+    const int in_map_q = map_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
+    const int in_map_k = map_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
+    if (status.ok()) status = check_ragged_map("q", p.q, p.q_stride[2], rows_q, in_map_q, kBytes);
+    if (status.ok()) status = check_ragged_map("k", p.k, p.k_stride[2], rows_k, in_map_k, kBytes);
+    if (status.ok()) status = check_ragged_map("v", p.v, p.v_stride[2], rows_k, in_map_k, kBytes);
+    if (status.ok()) status = check_ragged_map("out", p.out, p.out_stride[2], rows_q, in_map_q, kBytes);
+  }
   return status;
 }
 
@@ -74,6 +112,68 @@ Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char 
 }
 
 template <class Traits>
+void set_sections(typename Traits::Params &params, const sdpa_params &p, int64_t num_sms) {
+  make_sections(params.scheduler, int64_t{p.batch} * p.num_heads_q, p.num_heads_q / p.num_heads_kv,
+                int64_t{4} * params.seqlen_k * Traits::kHeadDim, num_sms);
+}
+
+// The same with a fifth dimension: see GeneralParams. `num_rows`: of the tensor, `map_rows`: of the map.
+template <class Traits>
+Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char *name, const void *data,
+                       int head_dim, const int64_t (&stride)[3], const int (&extent)[3], int map_rows, int box_rows) {
+  constexpr uint64_t kBytes = sizeof(typename Traits::Element);
+  steps = {extent[1] > 1 && stride[1] != 0, extent[0] > 1 && stride[0] != 0};
+  const auto row = static_cast<uint64_t>(row_bytes(stride[2], extent[2], kBytes));
+  const uint64_t extents[5] = {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(map_rows),
+                               steps.head ? static_cast<uint64_t>(extent[1]) : 1,
+                               steps.batch ? static_cast<uint64_t>(extent[0]) : 1, static_cast<uint64_t>(extent[2]) + 1};
+  const uint64_t strides[4] = {row, steps.head ? static_cast<uint64_t>(stride[1]) * kBytes : kVectorBytes,
+                               steps.batch ? static_cast<uint64_t>(stride[0]) * kBytes : kVectorBytes, row};
+  const auto begin = reinterpret_cast<uintptr_t>(data) - row * static_cast<uint64_t>(map_rows);
+  const uint32_t box[5] = {Traits::kSmemCols, static_cast<uint32_t>(box_rows), 1, 1, 1};
+  constexpr bool kIsBf16 = std::is_same_v<typename Traits::Element, cutlass::bfloat16_t>;
+  return Traits::Arch::make_tensor_map(map, name, kBytes, kIsBf16, reinterpret_cast<const void *>(begin), 5, extents,
+                                       strides, box, Traits::kSwizzleBytes);
+}
+
+template <class Traits>
+Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
+  set_params<Traits>(params, p);
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.num_heads_q = p.num_heads_q;
+  params.is_causal = p.is_causal;
+  params.is_bottom_right = p.causal_bottom_right;
+  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
+  params.window_left = p.has_window ? p.window_left : -1;
+  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
+  params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
+  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
+  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+  if (p.cu_seqlens_q) params.lse_batch_stride = 0;
+  params.rows_q = map_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
+  params.rows_k = map_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
+  const int extent_q[3] = {p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q,
+                           num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q)};
+  const int extent_kv[3] = {p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv,
+                            num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k)};
+  Status status = make_ragged_map<Traits>(params.map_q, params.step_q, "q", p.q, p.head_dim, p.q_stride, extent_q,
+                                          params.rows_q, kWarpgroupRows);
+  if (status.ok())
+    status = make_ragged_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv,
+                                     params.rows_k, Traits::kBlockN);
+  if (status.ok())
+    status = make_ragged_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv,
+                                     params.rows_k, Traits::kBlockN);
+  if (status.ok())
+    status = make_ragged_map<Traits>(params.map_out, params.step_out, "out", p.out, p.head_dim_v, p.out_stride,
+                                     extent_q, params.rows_q, kWarpRows);
+  params.num_tiles = params.num_ctas = static_cast<uint32_t>(num_tiles<Traits>(p));
+  set_sections<Traits>(params, p, Traits::Arch::num_sms());
+  return status;
+}
+
+template <class Traits>
 Status to_params(typename Traits::Params &params, const sdpa_params &p) {
   set_params<Traits>(params, p);
   const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
@@ -90,11 +190,10 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
         make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kBlockN);
   if (status.ok())
     status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
-  params.num_tiles = static_cast<uint32_t>(num_tiles<Traits>(p));
-  // Tiles of causal problems differ: the hardware hands them out as CTAs finish. Equal ones are dealt out once, so that
-  // the loads of a tile run under the end of the one before.
   const auto num_sms = static_cast<uint32_t>(Traits::Arch::num_sms());
-  params.num_ctas = Traits::kIsCausal || params.num_tiles < num_sms ? params.num_tiles : num_sms;
+  params.num_tiles = static_cast<uint32_t>(num_tiles<Traits>(p));
+  params.num_ctas = num_ctas<Traits>(params.num_tiles, num_sms, params.seqlen_k);
+  if constexpr (Traits::kIsCausal) set_sections<Traits>(params, p, num_sms);
   return status;
 }
 
@@ -109,7 +208,13 @@ template <class Function>
 Status launch(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
   typename Traits::Params params;
-  const Status status = to_params<Traits>(params, p);
+  Status status;
+  if constexpr (Traits::kIsGeneral) {
+    params = {};  // masks and dropout are not this family's yet
+    status = to_general_params<Traits>(params, p);
+  } else {
+    status = to_params<Traits>(params, p);
+  }
   if (!status.ok()) return status;
   return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads,
                               Traits::kSmemBytes, params, stream);
@@ -118,7 +223,11 @@ Status launch(const sdpa_params &p, void *stream) {
 // What a kernel takes: the same that the generator says of it.
 template <class Traits>
 constexpr uint64_t takes() {
-  return SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
+  constexpr uint64_t kEvery = SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM;
+  if (Traits::kIsGeneral)
+    return kEvery | SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_WINDOW |
+           SDPA_TAKES_SINKS;
+  return kEvery | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
 }
 
 // Function's Traits add kFacts to KernelTraits.

@@ -28,10 +28,10 @@ struct Mainloop {
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim;
 
-  // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `n_block_max` is the tile's, `own` the warpgroup's part of it.
+  // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `keys` is the tile's range, `own` the warpgroup's part of it.
   template <class Accumulator>
   SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, int m_block,
-                              const Sequence &sequence, int n_block_max, const KeyRange &own, int phase_q,
+                              const Sequence &sequence, const KeyRange &keys, const KeyRange &own, int phase_q,
                               Slot<Traits::kStages> &slot, Accumulator &tOrO, SoftmaxState &softmax) {
     const int tid = Arch::thread_idx() % kWarpgroup;
     typename Traits::MmaQK mma_qk;
@@ -51,8 +51,11 @@ struct Mainloop {
     Tensor tScS = make_tensor(tScS_.data(), wgmma_rows_cols(tScS_.layout()));        // (2, cols) → (row, key)
     Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));     // (2, cols)
     Tensor tOrP = make_tensor<Element>(wgmma_as_operand_a(make_scores().layout()));  // ((2, 2, 2), 1, kBlockN / 16)
-    const int first_row = m_block * Traits::kBlockM + consumer * kWarpgroupRows;
-    const int first_special = params.negate_q ? 0 : own.n_block_full;  // blocks whose scores are not as they come
+    [[maybe_unused]] const int first_row = m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    const int n_block_min = Traits::kMayHaveWindow ? own.n_block_min : 0;
+    // Blocks whose scores are not as they come: from the first one on, and under a window before the last one.
+    const int first_special = params.negate_q ? 0 : own.n_block_full;
+    const int last_special = Traits::kMayHaveWindow ? own.n_block_full_min : 0;
 
     const auto queue_qk = [&](auto &tSrS, int stage) SDPA_INLINE_LAMBDA {
       Arch::fence_operand(tSrS);
@@ -84,12 +87,18 @@ struct Mainloop {
     // S → P, both in the registers of S; factors of what O is to be rescaled with.
     const auto exponentiate = [&](auto &tSrS, int n_block, auto &factors) SDPA_INLINE_LAMBDA {
       Tensor scores = make_tensor(tSrS.data(), wgmma_rows_cols(tSrS.layout()));  // (2, cols)
-      if (n_block >= first_special) {
+      if (n_block >= first_special || (Traits::kMayHaveWindow && n_block < last_special)) {
         if (params.negate_q) {
           CUTE_UNROLL
           for (int i = 0; i < size(tSrS); ++i) tSrS(i) = -tSrS(i);
         }
-        apply_mask<OwnTile>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
+        if constexpr (Traits::kIsGeneral) {  // there are no registers to keep the sequence for the loop
+          const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+          apply_mask<OwnTile>(scores, tScS, tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows,
+                              n_block * kBlockN, params, Sequence::make(params, tile.bidb));
+        } else {
+          apply_mask<OwnTile>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
+        }
       }
       fill(factors, 1.f);
       softmax.template update<false>(scores, factors, params.softmax_scale_log2);
@@ -109,9 +118,8 @@ struct Mainloop {
       }
     };
 
-    // ---- blocks that only other warpgroups see ----
-    int n_block = n_block_max - 1;
-    for (; n_block >= own.n_block_max; --n_block) {
+    // A block that only other warpgroups see.
+    const auto pass_on = [&] SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
       Turn<Traits>::wait(consumer);
       Turn<Traits>::pass(consumer);
@@ -119,9 +127,16 @@ struct Mainloop {
       Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);
       release<Arch>(&smem.v_empty[slot.index]);
       slot.advance();
+    };
+
+    int n_block = keys.n_block_max - 1;
+    if constexpr (Traits::kMayHaveWindow) {  // rows that see no key have no blocks at all
+      for (; n_block >= cute::max(own.n_block_max, keys.n_block_min); --n_block) pass_on();
+    } else {
+      for (; n_block >= own.n_block_max; --n_block) pass_on();
     }
     Arch::mbarrier_wait(&smem.q_full[consumer], phase_q);  // Q is visible
-    if (n_block < 0) {
+    if (Traits::kMayHaveWindow ? own.n_block_max == 0 : n_block < 0) {
       if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);
       return;
     }
@@ -141,7 +156,7 @@ struct Mainloop {
       convert_p(tSrS);
     }
     // ---- the others ----
-    for (--n_block; n_block >= 0; --n_block) {
+    for (--n_block; n_block >= n_block_min; --n_block) {
       const Slot<Traits::kStages> before = slot;  // of block n + 1
       slot.advance();
       Tensor tSrS = make_scores();
@@ -160,10 +175,13 @@ struct Mainloop {
       rescale(factors);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);  // Q was read by this warp
-    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);               // V(0) is visible
+    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);               // V(n_block_min) is visible
     queue_pv(slot.index);
     wait_pv(slot.index);
     slot.advance();
+    if constexpr (Traits::kMayHaveWindow) {
+      for (; n_block >= keys.n_block_min; --n_block) pass_on();
+    }
   }
 };
 

@@ -2,6 +2,7 @@
 // and `empty` when every warp has read it; both kinds of waits go by the parity of how often the ring has gone round.
 #pragma once
 
+#include "sdpa/attention/sequence.cuh"
 #include "sdpa/fmha_fwd_sm90/kernel_traits.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -17,6 +18,25 @@ struct Slot {
       index = 0;
       phase ^= 1;
     }
+  }
+};
+
+// Where the rows of a sequence lie in a ragged map: see GeneralParams. Plain kernels have no use for it.
+template <class Traits>
+struct MapRows {
+  int before = 0;  // rows of the map before the sequence's first
+  int end = 0;     // the fifth coordinate
+
+  // `num_rows`: those that are read, or written.
+  SDPA_DEVICE static MapRows of_q(const typename Traits::Params &params, int num_rows, const Sequence &sequence) {
+    if constexpr (Traits::kIsGeneral)
+      return {params.rows_q - num_rows, static_cast<int>(sequence.first_row_q) + num_rows};
+    return {};
+  }
+  SDPA_DEVICE static MapRows of_k(const typename Traits::Params &params, const Sequence &sequence) {
+    if constexpr (Traits::kIsGeneral)
+      return {params.rows_k - sequence.seqlen_k, static_cast<int>(sequence.first_row_k) + sequence.seqlen_k};
+    return {};
   }
 };
 

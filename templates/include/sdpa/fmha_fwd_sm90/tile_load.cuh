@@ -19,35 +19,51 @@ struct TileLoad {
   int phase_q = 0;
 
   // Q of every consumer, then K and V of the blocks from the last to the first.
-  SDPA_DEVICE void run(const Params &params, const WorkTile &tile, int n_block_max) {
+  SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
+    const MapRows<Traits> rows_q = MapRows<Traits>::of_q(params, sequence.seqlen_q, sequence);
+    const MapRows<Traits> rows_k = MapRows<Traits>::of_k(params, sequence);
     CUTE_UNROLL
     for (int i = 0; i < Traits::kConsumers; ++i) {
       Arch::mbarrier_wait(&smem.q_empty[i], phase_q ^ 1);
       Arch::mbarrier_expect(&smem.q_full[i], Traits::kTileBytesQ);
-      load<kWarpgroupRows>(params.map_q, &smem.q_full[i], smem.q[i],
+      load<kWarpgroupRows>(params.map_q, &smem.q_full[i], smem.q[i], rows_q,
                            tile.m_block * Traits::kBlockM + i * kWarpgroupRows, tile.bidh * params.step_q.head,
                            tile.bidb * params.step_q.batch);
     }
     phase_q ^= 1;
-    for (int n_block = n_block_max - 1; n_block >= 0; --n_block) {
+    const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
-      load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], n_block * Traits::kBlockN,
-                            tile.bidh_kv * params.step_k.head, tile.bidb * params.step_k.batch);
+      load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
+                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_k.head,
+                            tile.bidb * params.step_k.batch);
       Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
-      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], n_block * Traits::kBlockN,
-                            tile.bidh_kv * params.step_v.head, tile.bidb * params.step_v.batch);
+      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_k,
+                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_v.head,
+                            tile.bidb * params.step_v.batch);
       slot.advance();
+    };
+    if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
+      CUTE_NO_UNROLL
+      for (int n_block = keys.n_block_max - 1; n_block >= keys.n_block_min; --n_block) load_block(n_block);
+    } else {
+      for (int n_block = keys.n_block_max - 1; n_block >= 0; --n_block) load_block(n_block);
     }
   }
 
  private:
   template <int kRows>
-  SDPA_DEVICE static void load(const TensorMap &map, uint64_t *full, Element *tile, int row, int head, int batch) {
+  SDPA_DEVICE static void load(const TensorMap &map, uint64_t *full, Element *tile, const MapRows<Traits> &rows,
+                               int row, int head, int batch) {
     CUTE_UNROLL
-    for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols)
-      Arch::tma_load(&map, full, tile + col * kRows, col, row, head, batch);
+    for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
+      if constexpr (Traits::kIsGeneral) {
+        Arch::tma_load(&map, full, tile + col * kRows, col, rows.before + row, head, batch, rows.end);
+      } else {
+        Arch::tma_load(&map, full, tile + col * kRows, col, row, head, batch);
+      }
+    }
   }
 };
 
