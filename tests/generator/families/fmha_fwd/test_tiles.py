@@ -21,8 +21,8 @@ from generator.families.fmha_fwd.config import FmhaFwd
 from generator.families.fmha_fwd.tiles import TABLES, Tables, release, smoke, sweep, tiles
 from generator.families.unfused.tiles import UNFUSED_TILES
 
-HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-SPLIT_HEAD_DIMS = (64, 128)
+HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
+SPLIT_HEAD_DIMS = (64, 128, 256)
 UNBIASED_HEAD_DIMS = (96,)
 ROOT = TEMPLATES.parent
 
@@ -89,7 +89,7 @@ def test_a_general_tile_may_be_a_plain_one_or_have_a_unit_of_its_own() -> None:
 
 def test_smoke_is_a_handful_that_touches_every_axis() -> None:
     kernels = _kernels("smoke")
-    assert len(kernels) <= 19
+    assert len(kernels) <= 23
     assert {(c.head_dim, c.dtype) for c in kernels} == set(product(HEAD_DIMS, DType))
     assert {(c.head_dim, c.causal) for c in kernels} == set(product(HEAD_DIMS, (False, True)))
     assert {(c.dtype, c.causal) for c in kernels} == set(product(DType, (False, True)))
