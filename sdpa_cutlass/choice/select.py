@@ -304,6 +304,15 @@ def choose(
     raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, device, params)}")
 
 
+def choose_first(library: Library, problem: Problem, device: DeviceInfo) -> str | None:
+    """The name that `choose` would take for well-aligned tensors: what was tuned, else the cheapest."""
+    tuned = tuned_lookup.tuned_kernel(library, problem, device)
+    if tuned is not None:
+        return tuned.row.kernel
+    ranked = offer(library, problem, Family.FMHA_FWD, device).ranked(problem)
+    return next((kernel.name for kernel, _ in ranked), None)
+
+
 def candidates(
     library: Library, problem: Problem, family: Family, device: DeviceInfo, params: Params
 ) -> list[Candidate]:

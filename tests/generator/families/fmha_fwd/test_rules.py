@@ -122,7 +122,7 @@ EXAMPLES = [
     (
         "registers",
         "fmha_fwd_sm89_d128_m128n128_s1_w4_f16",
-        "312",
+        "311",
         "fmha_fwd_sm89_d128_m128n64_s1_w4_f16",
     ),
 ]

@@ -111,7 +111,8 @@ def test_sweep_spans_its_axes_for_each_head_dim() -> None:
         assert {tile.stages for tile in swept} >= {1, 2}
         assert {tile.warps for tile in swept} >= {2, 4, 8}
         assert {tile.q_in_regs for tile in swept} == {False, True}
-        kv_groups = {groups for groups in (1, 2, 4) if head_dim % (8 * groups) == 0}
+        fits = (1, 2, 4) if head_dim <= 128 else (1, 2)  # rings of larger ones leave no room for four
+        kv_groups = {groups for groups in fits if head_dim % (8 * groups) == 0}
         assert {tile.kv_groups for tile in swept} >= kv_groups
     assert {c.dtype for c in kernels} == {DType.F16}
     assert {_flags(c) for c in kernels} == {"", "_causal"}
