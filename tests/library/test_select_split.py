@@ -161,6 +161,16 @@ def test_decoding_above_128_is_split(card: DeviceInfo, head_dim: int) -> None:
 
 
 @cards
+def test_one_row_takes_a_split_kernel_where_plain_tiles_are_tall(card: DeviceInfo) -> None:
+    """At head_dim 256 the least plain tile has 64 rows. With many heads there are no keys to share out."""
+    kernel, num_splits = first(problem(32, 8, 8, 1, 4096, 256), card)
+    assert kernel.is_split
+    assert num_splits == 1
+    assert not first(problem(32, 8, 8, 64, 4096, 256), card)[0].is_split
+    assert not first(problem(32, 16, 16, 1, 4096, 64), card)[0].is_split  # there is a plain tile of 16 rows
+
+
+@cards
 def test_the_number_of_splits_is_one_that_the_library_takes(card: DeviceInfo) -> None:
     sizes = itertools.product((1, 3, 40, 2000), ((1, 1), (8, 2), (32, 1)), (1, 5, 100), (1, 33, 1000, 10**6))
     for batch, (heads, heads_kv), rows, keys in sizes:
