@@ -12,17 +12,19 @@ import argparse
 import dataclasses
 import fnmatch
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from sdpa_cutlass.choice.select import choose_first, unsupported
 from sdpa_cutlass.cli import FAILED, OK, CommandError, running
-from sdpa_cutlass.cli.warm_arguments import Shape
+from sdpa_cutlass.cli.profiling.problems import ShapeError, parse_shape
+from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.cli.tuning.tasks import problem_of
 from sdpa_cutlass.errors import SdpaError
 from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.device import DeviceInfo, check_can_serve, cuda_device
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import KernelInfo, read_kernels
-from sdpa_cutlass.problem import ATTENTION_DTYPES, Causal, DType, Problem
+from sdpa_cutlass.problem import ATTENTION_DTYPES, DType
 
 SLOW_S = 0.5  # what takes longer was compiled
 SHOWN = 5
@@ -41,13 +43,17 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     running.require(["rich"])
     try:
+        cases = [parse_shape(text) for text in options.shape]
+    except ShapeError as error:
+        raise CommandError(str(error)) from error
+    try:
         native = library(Target.CUDA)
         device = cuda_device(options.gpu)
         check_can_serve(native.build, device)
     except SdpaError as error:
         raise CommandError(str(error)) from error
     dtypes = [DType(options.dtype)] if options.dtype else list(ATTENTION_DTYPES)
-    kernels = wanted(native, device, options.shape, options.kernels, dtypes)
+    kernels = wanted(native, device, cases, options.kernels, dtypes)
     console = running.make_console()
     with running.progress(console, len(kernels), quiet=options.quiet) as advance:
         found = load(native, device, kernels, advance)
@@ -59,14 +65,15 @@ def run(options: argparse.Namespace) -> int:
 def wanted(
     native: Library,
     device: DeviceInfo,
-    shapes: Sequence[Shape],
+    cases: Sequence[Case],
     globs: Sequence[str],
     dtypes: Sequence[DType],
 ) -> list[KernelInfo]:
     """The kernels to load, each once, in the library's order. Raises CommandError when there is none."""
     rows = [row for row in read_kernels(native) if unsupported(row, native, device) is None]
-    if shapes:
-        chosen = {name for shape in shapes for name in chosen_for(native, device, shape, dtypes)}
+    if cases:
+        problems = [problem_of(case, dtype) for case in cases for dtype in dtypes]
+        chosen = {choose_first(native, problem, device) for problem in problems}
         rows = [row for row in rows if row.name in chosen]
     else:
         rows = [row for row in rows if row.dtype in dtypes or row.dtype not in ATTENTION_DTYPES]
@@ -75,17 +82,6 @@ def wanted(
     if not rows:
         raise CommandError("no kernel is left to load: `info --kernels` lists those of the library")
     return rows
-
-
-def chosen_for(native: Library, device: DeviceInfo, shape: Shape, dtypes: Iterable[DType]) -> list[str]:
-    """What calls without masks take at a shape, full and causal; nothing where no kernel can."""
-    found = []
-    for dtype in dtypes:
-        for causal in (None, Causal.BOTTOM_RIGHT if shape.seqlen_q < shape.seqlen_k else Causal.TOP_LEFT):
-            problem = Problem(dtype=dtype, causal=causal, **dataclasses.asdict(shape))
-            name = choose_first(native, problem, device)
-            found += [] if name is None else [name]
-    return found
 
 
 def load(

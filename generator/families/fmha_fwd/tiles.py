@@ -30,7 +30,14 @@ DTYPES: tuple[DType, ...] = (DType.F16, DType.BF16)
 # head_dim → tiles of the plain fused kernels, causal and not; the first is the one in `smoke`.
 PLAIN_TILES: dict[int, tuple[FmhaTile, ...]] = {
     32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n128_s1_w4_g2"),
-    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2", "m16n64_s1_w4_g4"),
+    64: tiles(
+        "m128n64_s2_w4_qreg",
+        "m64n128_s1_w4",
+        "m64n64_s1_w4",
+        "m128n80_s1_w4",  # 77 text tokens in one step
+        "m32n128_s1_w4_g2",
+        "m16n64_s1_w4_g4",
+    ),
     80: tiles("m128n64_s1_w4_qreg", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     96: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     128: tiles("m128n48_s1_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
