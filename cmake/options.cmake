@@ -3,6 +3,8 @@ set(SDPA_TARGET "cuda;host" CACHE STRING "Libraries to build: cuda, host, or bot
 set(SDPA_SPACE "release" CACHE STRING "The generator's space: smoke, release or sweep")
 set(SDPA_FILTER "" CACHE STRING "Only kernels whose name matches this glob (empty: all of the space)")
 set(SDPA_CUDA_ARCHS "89" CACHE STRING "GPU architectures: 89 is sm_89 code and compute_89 PTX; 80-real, 90-virtual, ...")
+set(SDPA_SASS_ARCHS "" CACHE STRING
+    "More GPUs to have machine code for, assembled from the PTX of the first of SDPA_CUDA_ARCHS: 90;120, or native")
 set(SDPA_SANITIZERS "" CACHE STRING "Sanitizers of the host library, e.g. address;undefined (a list)")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(_host_march "x86-64-v3")

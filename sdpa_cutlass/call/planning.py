@@ -153,7 +153,10 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     written = result
     if problem.head_dim_v != operands.head_dim_v:
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
-    plan = make_plan(bound, options, q, k, v, written, lse)
+    is_strided = given.mask is not None and extras.needs_dense_copy(given.mask)
+    if is_strided:
+        given = given._replace(mask=extras.dense_copy(given.mask))
+    plan = make_plan(bound._replace(given=given), options, q, k, v, written, lse)
     state = random_bits(philox, given.p_dropout, query)
     plan.launch(q, k, v, written, lse, given._replace(philox=state) if given.p_dropout else None)
     if written is not result:
@@ -161,6 +164,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     if drops_everything:
         result.zero_()
     is_in_place = q is query and k is operands.key and v is operands.value and written is result
+    is_in_place = is_in_place and not is_strided
     return Executed(result, lse, state, plan if is_in_place and not drops_everything else None)
 
 

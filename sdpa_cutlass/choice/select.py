@@ -6,8 +6,8 @@ narrows the choice to the kernels whose names match. It is read once, at the fir
 leaves a family alone when only names of others match. Of all kernels that compete (`KernelInfo.serves`), the
 cheapest is taken. General kernels come behind their family's plain ones that can run a problem: they are
 slower, and are only needed by problems with a mask, dropout, lengths or a rare head_dim. Split kernels
-compete with the plain ones where they have something to gain: query heads to pack or keys to share out
-(`order`).
+compete with the plain ones where they have something to gain: query heads to pack, keys to share out, or rows
+so few that the tile of any plain kernel would be nearly empty (`order`).
 
 A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
 once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
@@ -21,7 +21,7 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
@@ -189,7 +189,7 @@ class Offer:
         found: _Prices = sizes, [], [], []
         _, first, then, unpriced = found
         for kernel, model, lags_behind in self._may_win:
-            has_to_split = lags_behind and not packs
+            has_to_split = lags_behind and not packs and not _fits_closer(kernel, problem, self.plain)
             if has_to_split and not model.may_split(problem):
                 unpriced.append((kernel, model))
                 continue
@@ -217,9 +217,19 @@ def competing(library: Library, family: Asked, device: DeviceInfo) -> tuple[Kern
     )
 
 
-def families_with_plain(kernels: Iterable[KernelInfo]) -> frozenset[Family]:
-    """Those whose general kernels have plain ones before them."""
-    return frozenset(kernel.family for kernel in kernels if not kernel.is_general)
+def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
+    """Those whose general kernels have plain ones before them, with the fewest rows of a plain one's tile."""
+    found: dict[Family, int] = {}
+    for kernel in kernels:
+        if not kernel.is_general:
+            found[kernel.family] = min(kernel.block_m, found.get(kernel.family, kernel.block_m))
+    return found
+
+
+def _fits_closer(kernel: KernelInfo, problem: Problem, plain: Mapping[Family, int]) -> bool:
+    """Whether a tile of a split kernel holds all rows of a head and is less than half of any plain one."""
+    block_m = kernel.block_m
+    return kernel.is_split and problem.seqlen_q <= block_m and 2 * block_m < plain.get(kernel.family, 0)
 
 
 _offers: dict[tuple[Library, Asked, DeviceInfo, Kind], Offer] = {}
@@ -247,13 +257,14 @@ def ranking(
 
 
 def order(
-    kernel: KernelInfo, cost: Estimate, problem: Problem, plain: Set[Family]
+    kernel: KernelInfo, cost: Estimate, problem: Problem, plain: Mapping[Family, int]
 ) -> tuple[bool, float, str]:
     """Sorts a ranking by price; the general kernels of families in `plain` are behind.
 
     Those have plain kernels in the ranking. What has a gain from splitting is not behind.
     """
     gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
+    gains = gains or _fits_closer(kernel, problem, plain)
     return kernel.is_general and kernel.family in plain and not gains, cost.cycles, kernel.name
 
 
@@ -302,6 +313,15 @@ def choose(
         pool = [kernel for kernel in pool if kernel.name in forced]
         what = f"{FORCE_VARIABLE}={pattern}: none of the {len(pool)} kernels that match can run {problem}"
     raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, device, params)}")
+
+
+def choose_first(library: Library, problem: Problem, device: DeviceInfo) -> str | None:
+    """The name that `choose` would take for well-aligned tensors: what was tuned, else the cheapest."""
+    tuned = tuned_lookup.tuned_kernel(library, problem, device)
+    if tuned is not None:
+        return tuned.row.kernel
+    ranked = offer(library, problem, Family.FMHA_FWD, device).ranked(problem)
+    return next((kernel.name for kernel, _ in ranked), None)
 
 
 def candidates(

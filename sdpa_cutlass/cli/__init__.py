@@ -5,6 +5,7 @@
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
     profile    what a kernel's code is made of, and what bounds a launch
+    warm       loads kernels ahead, so that the first call does not wait for the driver's compiler
     tune       measures which kernel is the fastest where, and writes this GPU's tuned table
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sdpa_cutlass
-from sdpa_cutlass.cli import arguments, bench_arguments
+from sdpa_cutlass.cli import arguments, bench_arguments, warm_arguments
 from sdpa_cutlass.cli.profiling import arguments as profiling
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import SUITE_NAMES
@@ -48,6 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     profiling.add_arguments(
         commands.add_parser("profile", help="what a kernel is made of and what bounds it")
     )
+    warm_arguments.add_arguments(commands.add_parser("warm", help="load kernels ahead of the first call"))
     tuning.add_arguments(commands.add_parser("tune", help="measure which kernel is the fastest where"))
     return parser
 
@@ -136,6 +138,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli.tuning import command
 
             return command.run(options)
+        if options.command == "warm":
+            from sdpa_cutlass.cli import warm
+
+            return warm.run(options)
         from sdpa_cutlass.cli import info
 
         return info.run(options)

@@ -4,6 +4,8 @@
 way (measure.py) and adds what a record needs:
 
     peers       other libraries of attention where they are installed (peers.py); masks with every provider
+    random      problems that a seed draws (random_suite.py), for each K-th of them the other kernels too, and
+                what that says (random_report.py)
     wall time   of every small problem, and of each way to call this library at the mission shape (wall.py)
     roofline    the GPU's ceilings, a floor under every time and the bandwidth at which this GPU copies
     files       STEM.json, rewritten whole after every problem: a run that is killed keeps its rows, marked as
@@ -36,6 +38,8 @@ from sdpa_cutlass.cli import (
     peers,
     plots,
     providers,
+    random_report,
+    random_suite,
     results,
     roofline,
     running,
@@ -48,6 +52,7 @@ from sdpa_cutlass.cli.providers import Provider
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.cli.summary import kind
+from sdpa_cutlass.problem import DType
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +60,9 @@ if TYPE_CHECKING:
 
     from sdpa_cutlass.cli.measure import Settings
 
+RANDOM_PROVIDERS = ("fused", "torch_flash", "torch_efficient", "torch_cudnn")
+RANDOM_BUDGET_S = 0.02  # of GPU time for a provider: there are many problems
+RANDOM_CHECKED_SCORES = 2**24
 LOOPS = 12  # of calls from Python, for each small problem
 RESULTS = Path("benchmarks", "results")
 
@@ -74,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     bench = Bench(options, device, names, cases)
     console.print(f"writing {bench.path('.json')}", highlight=False, markup=False)
     found = bench.measure(console)
-    tables.show(found, console)
+    bench.show(found, console)
     for name, about in found.env["peers"].items():
         console.print(f"  {name}: {about}", style="dim", highlight=False, markup=False)
     bench.write_the_rest(found, console)
@@ -85,7 +93,13 @@ def run(options: argparse.Namespace) -> int:
 def find_cases(names: Sequence[str], options: argparse.Namespace, device: torch.device) -> list[Case]:
     """The problems of the run; those with a dtype of their own, unless it is the run's anyway."""
     more = wall.cases() if "mission" in names and device.type == "cuda" else []
-    found = running.find_cases(names, options.filter, more=more)
+    if random_suite.SUITE in names:
+        limits = random_suite.GPU if device.type == "cuda" else random_suite.CPU
+        drawn = random_suite.draw(options.seed, options.count, limits)
+        for case in drawn:  # what is of the run's own type says so no longer
+            more.append(dataclasses.replace(case, dtype=None) if case.dtype == options.dtype else case)
+    known = [name for name in names if name != random_suite.SUITE]
+    found = running.find_cases(known, options.filter, more=more)
     return [case for case in found if case.dtype != options.dtype]
 
 
@@ -93,11 +107,12 @@ def suite_names(wanted: Sequence[str] | None, device: torch.device) -> tuple[str
     """The suites to run on `device`. Raises CommandError for those that need a GPU where there is none."""
     if device.type == "cuda":
         return _expanded(wanted or (ALL,))
-    refused = [name for name in wanted or () if name not in suites.CPU_SUITES]
+    allowed = (*suites.CPU_SUITES, random_suite.SUITE)
+    refused = [name for name in wanted or () if name not in allowed]
     if refused:
         raise CommandError(
             f"--suite {','.join(refused)}: needs a GPU, and there is none (or --device cpu was said). "
-            f"What a CPU can run, for correctness only: --suite {', '.join(suites.CPU_SUITES)}"
+            f"What a CPU can run, for correctness only: --suite {', '.join(allowed)}"
         )
     return tuple(wanted or ("host",))
 
@@ -150,6 +165,7 @@ class Bench:
             "copy_bandwidth_gbps": roofline.copy_bandwidth_gbps(device) if is_gpu else None,
             "interrupted": True,  # until the end
         }
+        self._samples: list[random_report.Sample] = []
         self._folder: Path = options.out or folder(device)
         self._stem = self._free_stem()
 
@@ -183,9 +199,14 @@ class Bench:
         begin = time.monotonic()
         with running.progress(console, len(self._cases), quiet=self._options.quiet) as advance:
             try:
-                for case in self._cases:
+                for number, case in enumerate(self._cases):
+                    if self._is_late(begin):
+                        self._env["left_out"] = len(self._cases) - number
+                        break
                     advance(case.name, 0)
                     rows += self._measure_case(case)
+                    if case.suite == random_suite.SUITE and number % self._options.every == 0:
+                        self._sample(case)
                     self._save(rows)
                     advance(case.name, 1)
             except KeyboardInterrupt:
@@ -195,6 +216,19 @@ class Bench:
         self._env["seconds"] = round(time.monotonic() - begin)
         environment.close(self._env, self._device)
         return self._save(rows)
+
+    def _is_late(self, begin: float) -> bool:
+        return self._options.seconds is not None and time.monotonic() - begin >= self._options.seconds
+
+    def _sample(self, case: Case) -> None:
+        """Times the kernels that could have been chosen for a random problem."""
+        from sdpa_cutlass.cli import random_sample
+
+        sample = random_sample.measure(
+            case, DType(case.dtype or self._options.dtype), self._device, self._options.seed, self._repeats
+        )
+        if sample is not None:
+            self._samples.append(sample)
 
     def _measure_case(self, case: Case) -> list[Row]:
         """The rows of one problem; what it left in torch's cache is given back for the next one."""
@@ -213,6 +247,19 @@ class Bench:
         from sdpa_cutlass.cli.measure import Settings
 
         is_masked = case.suite in suites.MASK_SUITES
+        if case.suite == random_suite.SUITE:
+            names = self._options.providers or RANDOM_PROVIDERS
+            every = providers.ALL | self._peers
+            return Settings(
+                device=self._device,
+                dtype=self._options.dtype,
+                providers=[every[name] for name in names],
+                seed=self._options.seed,
+                repeats=self._repeats,
+                budget_s=RANDOM_BUDGET_S,
+                ceilings=self._ceilings,
+                checked_scores=RANDOM_CHECKED_SCORES,
+            )
         return Settings(
             device=self._device,
             dtype=self._options.dtype,
@@ -228,7 +275,21 @@ class Bench:
         every = providers.ALL | self._peers
         return [every[name] for name in self._options.providers or every]
 
+    def show(self, found: Results, console: Console) -> None:
+        """Prints the tables; of random problems, which are many, what they say as a whole."""
+        others = [row for row in found.rows if row.suite != random_suite.SUITE]
+        if others:
+            tables.show(Results(found.env, others), console)
+        if len(others) < len(found.rows):
+            console.print(tables.heading(found), style="bold", highlight=False, markup=False)
+            random_report.show(found.rows, self._samples, console)
+        if self._env.get("left_out"):
+            left = self._env["left_out"]
+            console.print(f"{left} problems were left out: --seconds {self._options.seconds}")
+
     def _save(self, rows: Sequence[Row]) -> Results:
+        if random_suite.SUITE in self._names:
+            self._env["random"] = random_report.record(rows, self._samples)
         found = Results(self._env, list(rows))
         try:
             results.save(found, self.path(".json"))
@@ -241,7 +302,9 @@ class Bench:
         writers: list[tuple[Path | None, Callable[[Path], None]]] = [
             (self.path(".csv"), lambda path: results.write_atomically(path, results.to_csv(found.rows))),
         ]
-        if self._device.type == "cuda":  # on a CPU, times mean nothing
+        drawn = [row for row in found.rows if row.suite != random_suite.SUITE]
+        if self._device.type == "cuda" and drawn:  # on a CPU, times mean nothing
+            found = Results(found.env, drawn)
             shown = Results(found.env, _without_masks(found.rows))
             writers.append((self.path("-speed.png"), lambda path: plots.save(shown, path)))
             for name, draw in bench_plots.PICTURES.items():

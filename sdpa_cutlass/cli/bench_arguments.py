@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sdpa_cutlass.cli import arguments
+from sdpa_cutlass.cli import arguments, random_suite
 from sdpa_cutlass.cli.results import PEERS, PROVIDERS
 from sdpa_cutlass.cli.suites import SUITE_NAMES
 
 ALL = "all"
-SUITES = (*SUITE_NAMES, ALL)
+SUITES = (*SUITE_NAMES, random_suite.SUITE, ALL)
+COUNT, EVERY = 150, 5  # of the suite `random`
 EVERYBODY = (*PROVIDERS, *PEERS)
 
 
@@ -43,7 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(EVERYBODY)}; default: all that can be imported",
     )
+    drawn = parser.add_argument_group("the suite `random`, whose problems --seed draws")
+    drawn.add_argument(
+        "--count", type=arguments.positive, default=COUNT, metavar="M", help="problems (default: %(default)s)"
+    )
+    drawn.add_argument(
+        "--every",
+        type=arguments.positive,
+        default=EVERY,
+        metavar="K",
+        help="of every K-th problem, also time the other kernels that could have been chosen "
+        "(default: %(default)s)",
+    )
     arguments.add_measuring(parser)
+    parser.add_argument(
+        "--seconds",
+        type=arguments.positive,
+        metavar="S",
+        help="begin no problem after so many seconds; what was left out is counted in the file",
+    )
     parser.add_argument(
         "--out",
         type=Path,

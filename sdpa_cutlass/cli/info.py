@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from sdpa_cutlass.cli import OK, inventory
-from sdpa_cutlass.cli.inventory import Inventory, LibraryFacts, Trouble, cuda_version
+from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts, Trouble, cuda_version
 from sdpa_cutlass.library.locate import Target
 
 KERNEL_COLUMNS = {
@@ -58,6 +58,7 @@ def render(found: Inventory, troubles: list[Trouble]) -> str:
             lines.append(
                 _line(f"GPU {index}", f"{gpu.name}, sm_{major}{minor}, {gpu.sms} SMs, {memory:.0f} GiB")
             )
+            lines += _code_lines(found, gpu)
     else:
         lines.append(_line("GPU", "none that torch can use"))
     driver = None
@@ -98,6 +99,15 @@ def render_kernels(rows: list[dict[str, Any]]) -> str:
         "  ".join(cell.rjust(width) if column else cell.ljust(width) for column, (cell, width) in pairs)
         for pairs in (enumerate(zip(line, widths, strict=True)) for line in table)
     )
+
+
+def _code_lines(found: Inventory, gpu: Gpu) -> list[str]:
+    """What of the CUDA library is ready for a GPU, and what has to be compiled there."""
+    cuda = next((one for one in found.libraries if one.target == Target.CUDA.value), None)
+    if cuda is None or cuda.error is not None:
+        return []
+    served = inventory.how_served(cuda, gpu)
+    return [_line("  runs", f"{', '.join(families)}: {kind}") for kind, families in served.items()]
 
 
 def _library_lines(facts: LibraryFacts) -> list[str]:

@@ -23,13 +23,16 @@ from sdpa_cutlass.cli.environment import gpu_state, output_of, package_version
 from sdpa_cutlass.errors import SdpaError
 from sdpa_cutlass.library import launcher, locate
 from sdpa_cutlass.library.abi import library, load
-from sdpa_cutlass.library.device import archs_serve, driver_version
+from sdpa_cutlass.library.device import archs_serve, driver_version, has_machine_code
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import read_kernels
 
 NVCC_FIX = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' nvidia-cutlass==4.2.0.0"
 NO_LAUNCHER = "not built: it needs Python's headers, and a CPython that is not free-threaded"
 CUDA_PYTHON = "cuda-python>=12.8"
+MACHINE_CODE = "machine code"
+PTX = "PTX, which the driver compiles at first use and caches (`python -m sdpa_cutlass warm` does it ahead)"
+NO_CODE = "nothing that runs here"
 CLI_PACKAGES = ("rich", "matplotlib", "safetensors")
 
 
@@ -52,6 +55,7 @@ class LibraryFacts:
         default_factory=dict
     )  # family -> head_dim -> count
     kinds: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # family -> "exact, code for 89"
+    codes: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # family -> compiled for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,8 +150,12 @@ def library_facts(target: Target) -> LibraryFacts:
         loaded = load(path, target)  # alone: library() asks for the launcher as well
         counts: dict[str, Counter[int]] = {}
         kinds: dict[str, set[str]] = {}
+        codes: dict[str, set[str]] = {}
         for kernel in read_kernels(loaded):
             kinds.setdefault(kernel.family.value, set()).add(f"{kernel.accuracy}, code for {kernel.code}")
+            codes.setdefault(kernel.family.value, set()).add(
+                kernel.code if kernel.is_for_one_arch else loaded.build.archs
+            )
             counts.setdefault(kernel.family.value, Counter())[kernel.head_dim] += 1
     except SdpaError as error:
         return LibraryFacts(target=target.value, path=str(path), error=str(error))
@@ -164,7 +172,25 @@ def library_facts(target: Target) -> LibraryFacts:
         sanitizers=build.sanitizers,
         kernels={family: dict(sorted(count.items())) for family, count in sorted(counts.items())},
         kinds={family: sorted(found) for family, found in sorted(kinds.items())},
+        codes={family: sorted(found) for family, found in sorted(codes.items())},
     )
+
+
+def how_served(facts: LibraryFacts, gpu: Gpu) -> dict[str, list[str]]:
+    """MACHINE_CODE, PTX or NO_CODE → the families whose kernels run so on `gpu`. Without the empty ones."""
+    found: dict[str, list[str]] = {MACHINE_CODE: [], PTX: [], NO_CODE: []}
+    for family, codes in facts.codes.items():
+        kinds = {
+            MACHINE_CODE
+            if has_machine_code(code, gpu.compute_capability)
+            else PTX
+            if archs_serve(code, gpu.compute_capability)
+            else NO_CODE
+            for code in codes
+        }
+        for kind in kinds:
+            found[kind].append(family)
+    return {kind: families for kind, families in found.items() if families}
 
 
 def problems(found: Inventory) -> list[Trouble]:

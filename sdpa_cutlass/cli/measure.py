@@ -54,6 +54,7 @@ class Settings:
     repeats: int
     budget_s: float = 0.15
     ceilings: Ceilings | None = None  # of the GPU; without them no time is impossible
+    checked_scores: int | None = None  # of a problem's, at most; None: as many as is usual for its kind
     loops: int = 0  # of calls from Python for problems that are over quickly (wall.py); 0: timing.py's three
 
 
@@ -158,7 +159,7 @@ def _add_references(entries: dict[str, _Entry], case: Case, operands: Operands, 
     for entry in entries.values():
         is_plain = entry.provider.is_plain
         if is_plain not in references:
-            limit = None if case.is_plain else CHECKED_SCORES
+            limit = settings.checked_scores or (None if case.is_plain else CHECKED_SCORES)
             references[is_plain] = make_reference(
                 operands.qkv,
                 causal=case.causal,

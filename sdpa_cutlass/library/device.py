@@ -153,6 +153,13 @@ def archs_serve(archs: str, compute_capability: tuple[int, int]) -> bool:
     return False
 
 
+def has_machine_code(archs: str, compute_capability: tuple[int, int]) -> bool:
+    """True when what serves this compute capability needs no compiling by the driver at its first use."""
+    entries = [arch.strip() for arch in archs.replace(",", ";").split(";")]
+    real = ";".join(f"{entry.partition('-')[0]}-real" for entry in entries if not entry.endswith("-virtual"))
+    return archs_serve(real, compute_capability)
+
+
 def check_can_serve(build: BuildInfo, device: DeviceInfo) -> None:
     """Raises DriverError unless the driver and the GPU can run the CUDA library `build`."""
     needed = build.cuda_runtime_version // 1000

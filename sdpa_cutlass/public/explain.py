@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..call import checks, planning
+from ..call import checks, extras, planning
 from ..call.checks import Layout
 from ..call.launch import library_for, make_params
 from ..call.planning import Inputs, Options
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain` found. `str()` is a table: legal kernels cheapest first, then the refused ones."""
+    """What `explain` found. `str()` is a table: legal kernels cheapest first, then the refused ones.
+
+    `copies`: the arguments that a call copies before the kernel runs, with the reason.
+    """
 
     problem: Problem
     device: DeviceInfo
     library: Path
     choice: Choice
     candidates: tuple[Candidate, ...]
+    copies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -39,6 +43,7 @@ class Explanation:
             f"library  {self.library}",
             f"chosen   {self.choice.kernel.name} ({self.choice.reason})",
             f"it is    {self.choice.kernel.accuracy}, code for {self.choice.kernel.code}",
+            *(f"copied   {text}" for text in self.copies),
             "",
         ]
         width = max(len(candidate.kernel.name) for candidate in self.candidates)
@@ -93,4 +98,19 @@ def explain(
     params = make_params(problem, softmax_scale, q, k, v, out, None, given)
     choice = choose(native, problem, asked, device, params, name=kernel)
     found = candidates(native, problem, asked, device, params)
-    return Explanation(problem, device, native.path, choice, tuple(found))
+    return Explanation(problem, device, native.path, choice, tuple(found), _copies(operands, given.mask))
+
+
+def _copies(operands: checks.Operands, mask: torch.Tensor | None) -> tuple[str, ...]:
+    """What kernels do not take, or not take well, as it lies in memory."""
+    found = [
+        f"{name}, with strides {tensor.stride()}: kernels load 16 bytes of a row at a time"
+        for name, tensor in zip(("query", "key", "value"), operands[:3], strict=True)
+        if not checks.is_loadable(tensor)
+    ]
+    if mask is not None and extras.needs_dense_copy(mask):
+        found.append(
+            f"attn_mask, with strides {mask.stride()}: neighbouring keys are no neighbours in memory; what "
+            "it broadcasts over is not written out"
+        )
+    return tuple(found)

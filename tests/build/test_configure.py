@@ -71,6 +71,28 @@ def test_each_kind_of_cpu_has_its_options(
     assert "cpu_features.cpp" in configured.options
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+def test_more_gpus_get_machine_code_from_the_same_ptx(tmp_path: Path) -> None:
+    folder = tmp_path / "build"
+    configured = Configured(folder, "-DSDPA_TARGET=cuda", "-DSDPA_SASS_ARCHS=90;120")
+    options = configured.options["fmha_fwd_sm89_d64_m64n64_s1_w4.cu"]
+    code = [option for option in options if "generate-code" in option]
+    assert [option.partition("code=")[2] for option in code] == [
+        "arch=compute_89,code=[compute_89,sm_89]",
+        "arch=compute_89,code=[sm_90]",
+        "arch=compute_89,code=[sm_120]",
+    ]
+    (header,) = folder.glob("cmake/cuda/build_config.hpp")
+    assert '"89;90-real;120-real"' in header.read_text()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+@pytest.mark.parametrize(("archs", "said"), [("86", "newer GPUs only"), ("90a", "allowed are numbers")])
+def test_ptx_of_89_is_no_code_for_older_gpus(archs: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=said):
+        Configured(tmp_path / "build", "-DSDPA_TARGET=cuda", f"-DSDPA_SASS_ARCHS={archs}")
+
+
 @pytest.fixture
 def python(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """This Python, after the line of Python that the parameter is."""

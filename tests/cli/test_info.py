@@ -14,12 +14,14 @@ import pytest
 from sdpa_cutlass.cli import info, inventory, main
 from sdpa_cutlass.cli.inventory import Gpu, Inventory, LibraryFacts
 from sdpa_cutlass.library import abi, launcher, locate
+from sdpa_cutlass.library.device import has_machine_code
 from sdpa_cutlass.library.locate import Target
 
 HOST = LibraryFacts(
     target="host", path="/lib/host.so", version="0.1.0", digest="d" * 64, space="release", archs="",
     cuda_runtime=0, cutlass=420, kernels={"fmha_fwd": {32: 2, 64: 6}, "unfused": {64: 4}},
     kinds={"fmha_fwd": ["exact, code for 89"], "unfused": ["rounded logits, code for 89"]},
+    codes={"fmha_fwd": ["89"], "unfused": ["89"]},
 )  # fmt: skip
 CUDA = dataclasses.replace(HOST, target="cuda", path="/lib/cuda.so", archs="89", cuda_runtime=13000)
 L4 = Gpu(name="NVIDIA L4", compute_capability=(8, 9), sms=58, memory_bytes=24 * 2**30)
@@ -63,6 +65,7 @@ The compiled launcher (optional, for shorter calls)
 
 This machine
   GPU 0        NVIDIA L4, sm_89, 58 SMs, 24 GiB
+    runs       fmha_fwd, unfused: machine code
   driver       580.1, CUDA 13.0
   torch        2.13.0, CUDA 13.0
   cuda-python  13.0.3
@@ -109,6 +112,43 @@ def test_a_refused_launcher_leaves_the_facts_of_the_library(monkeypatch: pytest.
     monkeypatch.setattr(launcher, "module", launcher.module.__wrapped__)
     monkeypatch.setattr(abi, "_loaded", {})
     assert inventory.library_facts(Target.HOST).error is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "served"),
+    [
+        ((8, 9), {inventory.MACHINE_CODE: ["fmha_fwd"], inventory.NO_CODE: ["fmha_fwd_sm90"]}),
+        ((9, 0), {inventory.MACHINE_CODE: ["fmha_fwd_sm90"], inventory.PTX: ["fmha_fwd"]}),
+        ((12, 0), {inventory.PTX: ["fmha_fwd"], inventory.NO_CODE: ["fmha_fwd_sm90"]}),
+        ((8, 6), {inventory.NO_CODE: ["fmha_fwd", "fmha_fwd_sm90"]}),
+    ],
+)
+def test_what_is_native_and_what_the_driver_compiles(
+    capability: tuple[int, int], served: dict[str, list[str]]
+) -> None:
+    facts = dataclasses.replace(CUDA, codes={"fmha_fwd": ["89"], "fmha_fwd_sm90": ["90a-real"]})
+    gpu = dataclasses.replace(L4, compute_capability=capability)
+    assert inventory.how_served(facts, gpu) == served
+    text = info.render(dataclasses.replace(GOOD, libraries=(facts, HOST), gpus=(gpu,)), [])
+    for kind, families in served.items():
+        assert f"    runs       {', '.join(families)}: {kind}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "native"),
+    [
+        ("80;89", (8, 0), True),
+        ("80;89", (8, 6), True),
+        ("80-virtual;89", (8, 6), False),
+        ("89", (8, 6), False),
+        ("89;90-real", (9, 0), True),
+        ("90a-real", (9, 0), True),
+        ("90a-real", (10, 0), False),
+        ("", (8, 9), False),
+    ],
+)
+def test_machine_code_is_told_from_ptx(archs: str, capability: tuple[int, int], native: bool) -> None:
+    assert has_machine_code(archs, capability) is native
 
 
 def test_nothing_wrong() -> None:

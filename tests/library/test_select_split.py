@@ -87,7 +87,7 @@ def split_rows(**fields: object) -> list[KernelInfo]:
 
 def test_there_are_split_kernels() -> None:
     assert {(row.head_dim, row.dtype) for row in split_rows()} == set(
-        itertools.product((64, 128), ATTENTION_DTYPES)
+        itertools.product((64, 128, 256), ATTENTION_DTYPES)
     )
     assert all(row.is_general and row.kv_groups > 1 and not row.has_dropout for row in split_rows())
 
@@ -147,6 +147,30 @@ def test_long_caches_are_split_without_grouped_heads_too(card: DeviceInfo) -> No
 
 
 @cards
+@pytest.mark.parametrize("head_dim", [136, 160, 192, 256])
+def test_decoding_above_128_is_split(card: DeviceInfo, head_dim: int) -> None:
+    for task in (
+        problem(1, 8, 1, 1, 8003, head_dim),
+        problem(1, 4, 4, 1, 18635, head_dim),
+        problem(1, 32, 8, 4, 8192, head_dim),
+    ):
+        kernel, num_splits = first(task, card)
+        assert kernel.is_split
+        assert kernel.head_dim == 256
+        assert num_splits > 1
+
+
+@cards
+def test_one_row_takes_a_split_kernel_where_plain_tiles_are_tall(card: DeviceInfo) -> None:
+    """At head_dim 256 the least plain tile has 64 rows. With many heads there are no keys to share out."""
+    kernel, num_splits = first(problem(32, 8, 8, 1, 4096, 256), card)
+    assert kernel.is_split
+    assert num_splits == 1
+    assert not first(problem(32, 8, 8, 64, 4096, 256), card)[0].is_split
+    assert not first(problem(32, 16, 16, 1, 4096, 64), card)[0].is_split  # there is a plain tile of 16 rows
+
+
+@cards
 def test_the_number_of_splits_is_one_that_the_library_takes(card: DeviceInfo) -> None:
     sizes = itertools.product((1, 3, 40, 2000), ((1, 1), (8, 2), (32, 1)), (1, 5, 100), (1, 33, 1000, 10**6))
     for batch, (heads, heads_kv), rows, keys in sizes:
@@ -198,7 +222,7 @@ def expect_split(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: o
     return chosen.kernel.name
 
 
-@pytest.mark.parametrize("head_dim", [64, 72, 128])
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 160, 256])
 def test_decoding_agrees_with_torch(device: str, head_dim: int) -> None:
     q, k, v = decoding(device, head_dim=head_dim)
     name = expect_split(q, k, v)

@@ -115,6 +115,22 @@ MUTANTS = (
         new="if False:",
         tests="tests/library/test_merge_states.py::test_no_choice_of_attentions_sees_the_kernels",
     ),
+    PythonMutant(
+        name="plans_outlive_the_copy_of_a_mask",
+        defect="the next call reads the caller's mask with the strides of the copy that the first one made",
+        file="call/planning.py",
+        old="is_in_place = is_in_place and not is_strided",
+        new="pass",
+        tests="tests/library/test_strided_masks.py::test_no_plan_is_kept_for_a_copy",
+    ),
+    PythonMutant(
+        name="copies_of_masks_are_written_out",
+        defect="a strided mask is copied for each batch entry that it is the same for",
+        file="call/extras.py",
+        old="slice(0, 1) if stride == 0 else slice(None)",
+        new="slice(None)",
+        tests="tests/library/test_strided_masks.py::test_a_strided_mask_is_copied_and_means_the_same",
+    ),
 )
 
 

@@ -107,9 +107,10 @@ RULES: tuple[Rule[FmhaFwd], ...] = (
     ),
     Rule(
         "general_block_n",
-        "block_n of a general kernel is a multiple of 32",
+        "block_n of a general kernel is a multiple of 32, of a split one of 16",
         lambda c: (
             not c.general
+            or c.split  # has neither masks nor dropout
             or c.tile.block_n % GENERAL_BLOCK_N == 0
             or f"masks and dropout go by {GENERAL_BLOCK_N} keys, which do not divide block_n {c.tile.block_n}"
         ),

@@ -30,11 +30,20 @@ DTYPES: tuple[DType, ...] = (DType.F16, DType.BF16)
 # head_dim → tiles of the plain fused kernels, causal and not; the first is the one in `smoke`.
 PLAIN_TILES: dict[int, tuple[FmhaTile, ...]] = {
     32: tiles("m128n64_s2_w4", "m64n64_s2_w4", "m32n128_s1_w4_g2"),
-    64: tiles("m128n64_s2_w4_qreg", "m64n128_s1_w4", "m64n64_s1_w4", "m32n128_s1_w4_g2", "m16n64_s1_w4_g4"),
+    64: tiles(
+        "m128n64_s2_w4_qreg",
+        "m64n128_s1_w4",
+        "m64n64_s1_w4",
+        "m128n80_s1_w4",  # 77 text tokens in one step
+        "m32n128_s1_w4_g2",
+        "m16n64_s1_w4_g4",
+    ),
     80: tiles("m128n64_s1_w4_qreg", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     96: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     128: tiles("m128n48_s1_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
-    256: tiles("m128n32_s1_w8", "m64n32_s1_w4"),
+    160: tiles("m128n64_s1_w8", "m64n64_s1_w4", "m32n32_s1_w4_g2"),
+    192: tiles("m128n64_s1_w8", "m64n64_s1_w4", "m32n32_s1_w4_g2"),
+    256: tiles("m128n32_s1_w8", "m64n64_s1_w4", "m64n32_s1_w4"),
 }
 
 # head_dim → tiles of the general kernels, which take masks, lengths and smaller head_dims; each comes
@@ -46,6 +55,8 @@ GENERAL_TILES: dict[int, tuple[FmhaTile, ...]] = {
     80: tiles("m128n64_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     128: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
+    160: tiles("m64n64_s1_w4"),
+    192: tiles("m64n64_s1_w4"),
     256: tiles("m64n32_s1_w4"),
 }
 SMOKE_GENERAL_HEAD_DIM = 64
@@ -61,6 +72,7 @@ UNBIASED_TILES: dict[int, tuple[FmhaTile, ...]] = {
 SPLIT_TILES: dict[int, tuple[FmhaTile, ...]] = {
     64: tiles("m16n64_s1_w4_g4", "m32n64_s1_w8_g4"),
     128: tiles("m16n32_s1_w4_g4", "m32n32_s1_w8_g4"),
+    256: tiles("m16n16_s1_w4_g4"),
 }
 
 # The sweep, for every head_dim of PLAIN_TILES. Warps and KV groups go with every block.

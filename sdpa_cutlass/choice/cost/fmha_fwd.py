@@ -7,19 +7,24 @@ units of an SM:
     softmax  ex2 (16 a clock) and about six other instructions a score (128 a clock)
     smem     every warp reads its group's whole K and V block, and its Q rows unless they stay in registers
              (128 B a clock): this is why taller warp tiles win on large problems
-    l2       the K and V blocks themselves (64 B a clock)
+    l2       the K and V blocks themselves: 64 B a clock in pieces of 64 columns, which is what 128-byte
+             requests bring; head_dims that are no multiple of 64 go in pieces of 32 or 16 columns, and the
+             requests are as many (d80_m32n64_g2 at 24 heads, 2048 to 8192 keys: 20 B a clock)
 The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
 latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
 plain twins; masks and dropout add instructions to every score, causal masks to those of the blocks on the
 diagonal; kernels compute on their own head_dim, however much of it is used, and longer where columns are
-missing. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
-query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at
-the end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
-H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
-and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within
-13 %. What splitting costs comes from decoding (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V
-on the same card). The constants of general kernels are estimates. What counts is the ranking: other cards
-enter only through their rates.
+missing. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and
+are hidden in part under its neighbours' rounds: where these are few, as with 77 keys, small tiles win. A
+causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of
+a key head into their tiles, and when several CTAs share a tile, they meet in global memory at the end.
+Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an H200
+(2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up
+to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %. Pieces and
+later ends come from random problems and `tune` on the same card (tests/library/test_measured_choices.py),
+what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V). The
+constants of general kernels are estimates. What counts is the ranking: other cards enter only through their
+rates.
 """
 
 from __future__ import annotations
@@ -41,6 +46,12 @@ from .model import (
 )
 
 _ROUND_LATENCY = 300
+_COLUMN_BYTES_PER_CLOCK = 1.25  # of K and V into an SM, for each column of the pieces that rows are copied in
+_UNALIGNED_SHARE = 0.6  # of that rate, where a row is no whole number of pieces
+_LATER_CYCLES = 1000  # of a later CTA's ends, next to its rows of Q and O
+_LATER_BYTES_PER_CLOCK = 5
+_Q_FIRST_CYCLES = 1000  # Q goes through shared memory before V may have its place
+_HIDDEN_SHARE = 0.3  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
 _MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
 _CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
@@ -108,6 +119,8 @@ class FmhaFwd(Model):
         self._round = [work.cycles(count) for count in range(self._resident + 1)]
         self._once = [(masking + merge) * count for count in range(self._resident + 1)]
         self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
+        later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
+        self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
@@ -137,10 +150,11 @@ class FmhaFwd(Model):
 
         full, rest = divmod(share, resident)
         ends = self._ends
-        cycles = ends + full * (mean_rounds * round_cycles[resident] + once[resident])
-        cycles += (full - 1) * ends / resident
+        rounds = mean_rounds * round_cycles[resident]
+        later_ends = max(ends, self._later_ends - _HIDDEN_SHARE * rounds) / resident
+        cycles = ends + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
-            cycles += mean_rounds * round_cycles[rest] + once[rest] + ends / resident
+            cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
         cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
         return LAUNCH_CYCLES + (cycles + meeting), num_splits
 
@@ -212,10 +226,21 @@ def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
     return max(kernel.ctas_per_sm, min(by_smem, by_registers))
 
 
+def _load_bytes_per_clock(kernel: KernelInfo, problem: Problem) -> float:
+    """What an SM gets of K and V: a piece of a row is a request of its own, however short, and one that does
+    not begin at a multiple of its length asks for more than it needs. Rows count as lying next to each other.
+    """
+    pieces = next((columns for columns in (64, 32) if kernel.head_dim % columns == 0), 16)
+    rate = min(_COLUMN_BYTES_PER_CLOCK * pieces, L2_BYTES_PER_CLOCK)
+    is_unaligned = problem.head_dim % pieces or problem.head_dim_v % pieces
+    return rate * _UNALIGNED_SHARE if is_unaligned else rate
+
+
 def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     scores = kernel.block_m * kernel.block_n * kernel.kv_groups
     kv_bytes = 4 * kernel.block_n * kernel.head_dim
     q_reads = 0 if kernel.q_in_regs else 2 * kernel.kv_groups * kernel.block_m * kernel.head_dim
+    loads = kernel.kv_groups * kv_bytes / _load_bytes_per_clock(kernel, problem)
     alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
     if problem.mask is not None:
         alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
@@ -226,7 +251,7 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
         softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
         smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
-        l2=(kernel.kv_groups * kv_bytes + mask_bytes) / L2_BYTES_PER_CLOCK,
+        l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
 

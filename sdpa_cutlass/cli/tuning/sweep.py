@@ -12,19 +12,21 @@ import dataclasses
 import fnmatch
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sdpa_cutlass.choice.select import families_with_plain, order, ranking
 from sdpa_cutlass.cli import measure as measuring
 from sdpa_cutlass.cli import providers
 from sdpa_cutlass.cli.accuracy import Errors, Reference, make_reference
 from sdpa_cutlass.cli.providers import OwnCall, describe_failure
+from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.cli.timing import Contestant, Timing, time_on_cpu, time_on_gpu
 from sdpa_cutlass.cli.tuning.journal import Entry, Measured, Writer
 from sdpa_cutlass.cli.tuning.tasks import Task
 from sdpa_cutlass.library.abi import Library
 from sdpa_cutlass.library.device import DeviceInfo
 from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.problem import DType, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,20 @@ REPEATS = 25
 BUDGET_S = 0.06  # of GPU time for each kernel of a problem
 SURE_CANDIDATES = 6
 HOPEFUL = 1.5  # times the cost model's best: what it holds to be slower than that is not tried
+
+
+class Posed(Protocol):
+    """A problem that can be measured: a Task, or anything else that has these."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def problem(self) -> Problem: ...
+
 
 Measure = Callable[[Task, Sequence[KernelInfo]], list[Measured]]
 
@@ -53,7 +69,7 @@ class Outcome:
 
 
 def candidates(
-    library: Library, task: Task, device: DeviceInfo, *, glob: str | None = None, everything: bool = False
+    library: Library, task: Posed, device: DeviceInfo, *, glob: str | None = None, everything: bool = False
 ) -> list[KernelInfo]:
     """The kernels to measure at `task`, the cost model's best first.
 
@@ -144,7 +160,7 @@ class Measurer:
         self._repeats = repeats
         self._budget_s = budget_s
 
-    def __call__(self, task: Task, kernels: Sequence[KernelInfo]) -> list[Measured]:
+    def __call__(self, task: Posed, kernels: Sequence[KernelInfo]) -> list[Measured]:
         """Every kernel at `task`, in order. Raises GpuLostError, or torch's error when memory is short."""
         fused = providers.ALL["fused"]
         settings = measuring.Settings(
@@ -172,7 +188,7 @@ class Measurer:
         self._time(task, trials)
         return [trial.result(self._device.type) for trial in trials.values()]
 
-    def _time(self, task: Task, trials: dict[str, _Trial]) -> None:
+    def _time(self, task: Posed, trials: dict[str, _Trial]) -> None:
         contestants = {name: trial.contestant() for name, trial in trials.items() if trial.failure is None}
 
         def failed(name: str, error: Exception) -> None:
@@ -190,7 +206,7 @@ class Measurer:
             trials[name].check_timed(contestants[name])
             self._check_alive(task, trials[name])
 
-    def _check_alive(self, task: Task, trial: _Trial) -> None:
+    def _check_alive(self, task: Posed, trial: _Trial) -> None:
         """Raises GpuLostError when `trial` left the device unusable, as an illegal address does."""
         if self._device.type != "cuda" or trial.failure is None:
             return

@@ -72,7 +72,7 @@ struct KernelTraits {
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
   static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
   static_assert(!kHasMask || (kIsGeneral && !kIsSplit), "masks are a general kernel's, and not a split one's");
-  static_assert(!kIsGeneral || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
+  static_assert(!kIsGeneral || kIsSplit || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
   // Columns of q and k, and of v and out.
   SDPA_DEVICE static int head_dim(const Params &params) {

@@ -97,6 +97,12 @@ EXAMPLES = [
         "do not divide block_n 48",
         "fmha_fwd_sm89_d64_m64n32_s1_w4_f16_general_dropout",
     ),
+    (
+        "general_block_n",
+        "fmha_fwd_sm89_d64_m32n48_s1_w4_g2_f16_general",
+        "do not divide block_n 48",
+        "fmha_fwd_sm89_d64_m32n48_s1_w4_g2_f16_general_split",
+    ),
     ("stages", "fmha_fwd_sm89_d32_m64n64_s5_w4_f16", "5", "fmha_fwd_sm89_d32_m64n64_s4_w4_f16"),
     (
         "kv_groups_stages",
@@ -116,7 +122,7 @@ EXAMPLES = [
     (
         "registers",
         "fmha_fwd_sm89_d128_m128n128_s1_w4_f16",
-        "312",
+        "311",
         "fmha_fwd_sm89_d128_m128n64_s1_w4_f16",
     ),
 ]

@@ -1,0 +1,125 @@
+"""Masks whose neighbouring keys are no neighbours in memory, as a T5 bias is: copied once where that pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sdpa_cutlass import attention, explain
+from sdpa_cutlass.call import calls, extras, planning
+from tests.library.reference import expect_close, rand, torchs_attention
+
+BATCH, HEADS, ROWS, KEYS, HEAD_DIM = 2, 3, 37, 45, 32
+
+
+def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tuple(  # type: ignore[return-value]
+        rand(BATCH, HEADS, length, HEAD_DIM) for length in (ROWS, KEYS, KEYS)
+    )
+
+
+def t5_bias(batch: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """[B, H, Sq, Sk] of memory [B, Sq, Sk, H], as transformers makes it."""
+    values = torch.randn(batch, ROWS, KEYS, HEADS)
+    values = values > -0.5 if dtype is torch.bool else values.to(dtype)
+    return values.permute(0, 3, 1, 2)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The masks that kernels are given; from one score on, copies pay."""
+    masks: list[torch.Tensor] = []
+    make_plan = planning.make_plan
+
+    def noted(bound: planning.Bound, *arguments: Any) -> Any:
+        assert bound.given.mask is not None
+        masks.append(bound.given.mask)
+        return make_plan(bound, *arguments)
+
+    monkeypatch.setattr(planning, "make_plan", noted)
+    monkeypatch.setattr(extras, "DENSE_COPY_SCORES", 1)
+    return masks
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_a_strided_mask_is_copied_and_means_the_same(
+    batch: int, dtype: torch.dtype, planned: list[torch.Tensor]
+) -> None:
+    q, k, v = operands()
+    mask = t5_bias(batch, dtype)
+    out = attention(q, k, v, attn_mask=mask)
+    expect_close(out, torchs_attention(q, k, v, attn_mask=mask.float() if dtype is torch.float32 else mask))
+    assert torch.equal(out, attention(q, k, v, attn_mask=mask.contiguous()))
+    copied, dense = planned
+    assert copied.shape == dense.shape == (BATCH, HEADS, ROWS, KEYS)
+    assert copied.stride(3) == 1
+    assert copied.stride(2) * copied.element_size() % 16 == 0
+    assert (copied.stride(0) == 0) == (batch == 1)  # what it broadcasts over is not written out
+    assert dense.stride(2) == KEYS
+
+
+def test_each_call_reads_what_the_mask_holds_then(planned: list[torch.Tensor]) -> None:
+    q, k, v = operands()
+    mask = t5_bias(1)
+    first = attention(q, k, v, attn_mask=mask)
+    mask.mul_(-3)
+    second = attention(q, k, v, attn_mask=mask)
+    assert not torch.equal(first, second)
+    assert torch.equal(second, attention(q, k, v, attn_mask=mask.contiguous()))
+    assert [mask.stride(3) for mask in planned[:2]] == [1, 1]
+    assert planned[0].data_ptr() != mask.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.zeros(1, HEADS, ROWS, KEYS),
+        torch.zeros(HEADS, ROWS, 2 * KEYS)[..., :KEYS],  # rows far apart, keys side by side
+        torch.zeros(BATCH, 1, ROWS, 1),  # the same for every key
+        torch.zeros(1, HEADS, KEYS, ROWS)[:, :, :1, :1],
+    ],
+    ids=["contiguous", "long rows", "no keys", "one element"],
+)
+def test_others_are_read_where_they_lie(mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "DENSE_COPY_SCORES", 1)
+    assert not extras.needs_dense_copy(mask.expand(BATCH, HEADS, ROWS, KEYS))
+
+
+def test_small_ones_are_read_where_they_lie() -> None:
+    """And their signature is known after the first call, as that of any mask."""
+    mask = t5_bias(1)
+    assert not extras.needs_dense_copy(mask.expand(BATCH, -1, -1, -1))
+    large = torch.empty(1, 512, 512, 12).permute(0, 3, 1, 2)
+    assert extras.needs_dense_copy(large)
+    assert extras.needs_dense_copy(large.expand(16, -1, -1, -1))
+
+
+def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = operands()
+    mask = t5_bias(1)
+    assert "copied" not in str(explain(q, k, v, attn_mask=mask))
+    monkeypatch.setattr(extras, "DENSE_COPY_SCORES", 1)
+    text = str(explain(q, k, v, attn_mask=mask))
+    assert f"copied   attn_mask, with strides (0, 1, {KEYS * HEADS}, {HEADS})" in text
+    assert "copied" not in str(explain(q, k, v, attn_mask=mask.contiguous()))
+    columns = torch.randn(BATCH, HEADS, HEAD_DIM, KEYS, dtype=torch.float16).transpose(2, 3)
+    assert f"copied   key, with strides {columns.stride()}" in str(explain(q, columns, v))
+
+
+def test_no_plan_is_kept_for_a_copy(planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read the caller's memory with the copy's strides."""
+    kept: list[Any] = []
+    prepare = planning.prepare
+
+    def noted(*arguments: Any) -> Any:
+        kept.append(prepare(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(calls, "prepare", noted)
+    q, k, v = operands()
+    attention(q, k, v, attn_mask=t5_bias(1), causal="top_left", scale=0.37)
+    attention(q, k, v, attn_mask=t5_bias(1).contiguous(), causal="top_left", scale=0.37)
+    assert [found is None for found in kept] == [True, False]
