@@ -43,6 +43,7 @@ class FmhaFwdSm90(Model):
         self._is_causal = problem.is_causal
         if self._is_causal:
             self._block *= _CAUSAL_LOSS[consumers]
+        self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
