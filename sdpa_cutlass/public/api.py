@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..call import array_calls, extras, torch_inputs
+from ..call import array_calls, extras, shard, torch_inputs
 from ..call.calls import run, run_general
 from ..call.checks import Layout
 from ..call.launch import library_for
@@ -19,6 +19,7 @@ from ..library.abi import library
 from ..library.locate import Target
 from ..library.registry import Family, KernelInfo, read_kernels
 from ..problem import Causal
+from . import accumulate as accumulating
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +100,10 @@ def attention(
     stream: Any = None,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    row_offset: int | None = None,
+    key_offset: int | None = None,
+    accumulate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """dropout(softmax(Q Kᵀ · scale + mask, sinks)) V through one fused kernel.
 
@@ -140,6 +145,14 @@ def attention(
     sinks: tensor [Hq] of float16, bfloat16 or float32 beside query, contiguous: one logit for each query
         head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
         key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
+    row_offset, key_offset: where the rows and keys of a shard begin in a longer problem: row i is row
+        row_offset + i there, key j is key key_offset + j, and a causal mask "top_left" and a window count in
+        those numbers. One that is not given is 0. Not with "bottom_right" or dropout.
+    accumulate: (out, softmax_lse) of the same queries over other keys, float32 or as query and float32. The
+        call merges its result into them, as `merge_states` does, and returns them; to begin with, an
+        softmax_lse of -inf. Address and strides of out are multiples of 16 bytes, its last dimension
+        contiguous. No `out`, `softmax_lse` or `stream` then.
+    out_dtype: with `accumulate` the dtype of its out; else that of query. Nothing else is computed.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
@@ -168,6 +181,17 @@ def attention(
         is_plain, return_philox = False, torch_inputs.flag("return_philox", return_philox)
     if window is not None:
         window = extras.checked_window(window)
+    if row_offset is not None or key_offset is not None:
+        causal = shard.word(causal, row_offset, key_offset)
+    if accumulate is not None or out_dtype is not None:
+        if accumulate is not None:
+            is_plain = False
+            not_with = {"out": out, "softmax_lse": softmax_lse, "stream": stream}
+            accumulate = accumulating.check(
+                accumulate, query, key, value, layout, out_dtype=out_dtype, not_with=not_with
+            )
+        else:
+            accumulating.refuse_dtype(out_dtype, query)
     if is_plain:
         out, lse, _ = run(_FUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
@@ -176,9 +200,12 @@ def attention(
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
-        _FUSED, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
-        query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
+        _FUSED, causal, scale, enable_gqa, kernel, return_lse or accumulate is not None, p_dropout, layout,
+        window, query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
     )  # fmt: skip
+    if accumulate is not None:
+        accumulating.merge_into(accumulate, *result[:2], layout)
+        result = (*accumulate, result[2])
     return chosen(result, return_lse, return_philox)
 
 
