@@ -41,7 +41,8 @@ def test_steps_give_the_whole(runs_in_float32: bool, dtype: torch.dtype, device:
     expected, expected_lse = attention(
         q, k, v, causal="top_left", row_offset=50, window=(70, -1), return_lse=True
     )
-    expect_close(out.to(dtype), expected)
+    tolerance = 3e-3 if dtype is torch.float16 else 2e-2
+    torch.testing.assert_close(out.to(dtype), expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, expected_lse, atol=1e-4, rtol=1e-4)
 
 
