@@ -240,3 +240,11 @@ def random_bits(philox: Any, p_dropout: float, query: torch.Tensor) -> PhiloxSta
     if philox is not None:
         return rng.checked(philox, query)
     return rng.draw(query.device) if p_dropout else rng.NO_PHILOX
+
+
+def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
+    """out alone, or the tuple that a public function returns."""
+    out, softmax_lse, philox = result
+    if return_philox:
+        return (out, softmax_lse, philox) if return_lse else (out, philox)
+    return (out, softmax_lse) if return_lse else out

@@ -13,18 +13,16 @@ from ..call import array_calls, extras, shard, torch_inputs
 from ..call.calls import run, run_general
 from ..call.checks import Layout
 from ..call.launch import library_for
-from ..call.planning import Inputs, Options
+from ..call.planning import Inputs, Options, chosen
 from ..errors import ArgumentError, LibraryNotFoundError
 from ..library.abi import library
 from ..library.locate import Target
 from ..library.registry import Family, KernelInfo, read_kernels
 from ..problem import Causal
-from . import accumulate as accumulating
 
 if TYPE_CHECKING:
     import torch
 
-    from ..call.planning import ResultTuple
     from ..dropout import PhiloxState
 
 __all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
@@ -184,6 +182,8 @@ def attention(
     if row_offset is not None or key_offset is not None:
         causal = shard.word(causal, row_offset, key_offset)
     if accumulate is not None or out_dtype is not None:
+        from . import accumulate as accumulating
+
         if accumulate is not None:
             is_plain = False
             not_with = {"out": out, "softmax_lse": softmax_lse, "stream": stream}
@@ -242,11 +242,3 @@ def kernels(target: Target | None = None) -> tuple[KernelInfo, ...]:
         return read_kernels(library(Target.CUDA))
     except LibraryNotFoundError:
         return read_kernels(library(Target.HOST))
-
-
-def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
-    """out alone, or the tuple that a public function returns."""
-    out, softmax_lse, philox = result
-    if return_philox:
-        return (out, softmax_lse, philox) if return_lse else (out, philox)
-    return (out, softmax_lse) if return_lse else out
