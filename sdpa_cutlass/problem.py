@@ -88,6 +88,9 @@ class Problem:
     `window` (left, right): row i sees the keys i + causal_offset - left to i + causal_offset + right; -1 is
     no limit. A causal mask sets right to 0. A limit that hides no key becomes -1, a right of 0 a causal mask,
     and a window without limits None.
+
+    `diagonal`, of a shard of a longer problem, is its causal_offset instead: row i stands next to key
+    i + diagonal. What it hides of this problem's sizes is all that is kept of it.
     """
 
     dtype: DType
@@ -104,11 +107,14 @@ class Problem:
     has_lengths: bool = False
     window: tuple[int, int] | None = None
     has_sinks: bool = False
+    diagonal: int | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim_v == _AS_HEAD_DIM:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        if self.window is not None:
+        if self.diagonal is not None:
+            self._simplify_shard(self.diagonal, *(self.window or (-1, -1)))
+        elif self.window is not None:
             self._simplify(*self.window)
 
     def _simplify(self, left: int, right: int) -> None:
@@ -126,6 +132,24 @@ class Problem:
             object.__setattr__(self, "causal", Causal.BOTTOM_RIGHT)
         is_window = left >= 0 or right > 0
         object.__setattr__(self, "window", (left, right) if is_window else None)
+
+    def _simplify_shard(self, diagonal: int, left: int, right: int) -> None:
+        """Replaces diagonal, causal mask and window by what hides the same keys, in numbers of 32 bits."""
+        rows, keys = self.seqlen_q, self.seqlen_k
+        if self.causal is not None:
+            right = 0
+        if right >= 0 and diagonal + right >= keys - 1:  # the first row sees the last key
+            right = -1
+        if left >= rows - 1 + diagonal:  # the last row sees the first key
+            left = -1
+        if left < 0 and right >= 0:
+            diagonal, right = max(diagonal + right, -rows), 0
+        elif right < 0 and left >= 0:
+            diagonal, left = min(diagonal - left, keys), 0
+        is_causal, is_window = right == 0, left >= 0 or right > 0
+        object.__setattr__(self, "causal", Causal.TOP_LEFT if is_causal else None)
+        object.__setattr__(self, "window", (left, right) if is_window else None)
+        object.__setattr__(self, "diagonal", diagonal if is_causal or is_window else None)
 
     @property
     def kind(self) -> Kind:
@@ -164,11 +188,15 @@ class Problem:
 
         0 for top_left, and without a causal mask or a window.
         """
+        if self.diagonal is not None:
+            return self.diagonal
         return self.seqlen_k - self.seqlen_q if self.is_bottom_right else 0
 
     @property
     def is_bottom_right(self) -> bool:
         """True when the last key is the last row's own. Without a causal mask, windows are aligned so."""
+        if self.diagonal is not None:
+            return False
         if self.causal is None:
             return self.window is not None
         return self.causal is Causal.BOTTOM_RIGHT
@@ -187,11 +215,12 @@ class Problem:
     def flops(self) -> int:
         """2·B·Hq·Sq·Sk·(D + Dv), halved for causal: the convention of published figures.
 
-        With a window, only scores that it lets through count.
+        With a window, or a diagonal, only scores that are let through count.
         """
-        scores = self.seqlen_q * self.seqlen_k if self.window is None else self.visible_scores
+        is_counted = self.window is not None or self.diagonal is not None
+        scores = self.visible_scores if is_counted else self.seqlen_q * self.seqlen_k
         full = 2 * self.batch * self.num_heads_q * scores * (self.head_dim + self.head_dim_v)
-        return full // 2 if self.is_causal and self.window is None else full
+        return full // 2 if self.is_causal and not is_counted else full
 
     @property
     def bytes(self) -> int:
@@ -217,6 +246,8 @@ class Problem:
         )
         if self.causal:
             text += f" causal={self.causal.value}"
+        if self.diagonal is not None:
+            text += f" diagonal={self.diagonal}"
         if self.window:
             text += f" window={self.window}"
         if self.mask:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arrays.tensors import is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..problem import Causal, DType, Problem
+from . import shard
 
 if TYPE_CHECKING:
     import torch
@@ -166,6 +167,7 @@ def problem_of(
     causal: Causal | None,
     extras: Extras | None = None,
     window: tuple[int, int] | None = None,
+    diagonal: int | None = None,
 ) -> Problem:
     """Sizes, dtype and mask of canonical operands, whose head dimensions count as they are once loadable."""
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
@@ -185,6 +187,7 @@ def problem_of(
         has_lengths=extras is not None and extras.has_lengths,
         window=window,
         has_sinks=extras is not None and extras.sinks is not None,
+        diagonal=diagonal,
     )
 
 
@@ -217,6 +220,11 @@ def causal_alignment(causal: object) -> Causal | None:
     except ValueError:
         allowed = "None, 'top_left' or 'bottom_right'"
         raise ArgumentError(f"causal={causal!r}; allowed is {allowed}") from None
+
+
+def alignment(causal: object) -> tuple[Causal | None, int | None]:
+    """What the option `causal` says: the causal mask, and the diagonal of a shard (see shard.py)."""
+    return shard.read(causal) or (causal_alignment(causal), None)
 
 
 def tensor_layout(layout: object) -> Layout:

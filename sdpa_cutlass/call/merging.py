@@ -190,8 +190,7 @@ def run(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = empty_results(parts)
     if not out.numel():
         return out, lse
-    for name, tensor in _named("outs", parts.outs, is_stacked=parts.is_stacked).items():
-        _check_readable(name, tensor)
+    _check_all_readable(parts)
     library, device = library_for(out)
     kernel = _kernel(library, device, _DTYPES[dtype_name(parts.outs[0])], out.shape[-1])
     if len(parts.outs) > MAX_LISTED_PARTS:
@@ -201,6 +200,18 @@ def run(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
     params = _params(parts, sinks, out, lse)
     library.merge_states(kernel.index, params, device.index, stream)
     return out, lse
+
+
+def check_readable(parts: Parts) -> None:
+    """Raises what `run` would raise before its launch, but for a missing kernel."""
+    check(parts)
+    if parts.first.numel():
+        _check_all_readable(parts)
+
+
+def _check_all_readable(parts: Parts) -> None:
+    for name, tensor in _named("outs", parts.outs, is_stacked=parts.is_stacked).items():
+        _check_readable(name, tensor)
 
 
 def _params(parts: Parts, sinks: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> MergeParams:

@@ -17,7 +17,7 @@ from ..choice.select import choose
 from ..dropout import PhiloxState
 from ..library.registry import Asked, Family
 from ..problem import Causal, Problem
-from . import checks, extras, outputs, rng
+from . import checks, extras, outputs, rng, shard
 from .checks import Layout, Operands
 from .extras import Extras
 from .launch import Plan, library_for, make_params
@@ -113,8 +113,10 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
         allow_meta=allow_meta,
         layout=checks.tensor_layout(options.layout),
     )
-    causal = checks.causal_alignment(options.causal)
+    causal, diagonal = checks.alignment(options.causal)
     p_dropout = extras.dropout_probability(options.p_dropout)
+    if diagonal is not None:
+        shard.check_no_dropout(p_dropout)
     mask, count = inputs.attn_mask, operands.query.shape[0]
     if mask is not None:
         mask = extras.canonical_mask(extras.autocast_mask(mask, operands.query), operands)
@@ -132,6 +134,7 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
         causal,
         given,
         None if allow_meta else window,  # sizes may be symbolic, and are compared
+        None if allow_meta else diagonal,
     )
     return Bound(operands, problem, scale, given, p_dropout == 1)
 
@@ -241,3 +244,11 @@ def random_bits(philox: Any, p_dropout: float, query: torch.Tensor) -> PhiloxSta
     if philox is not None:
         return rng.checked(philox, query)
     return rng.draw(query.device) if p_dropout else rng.NO_PHILOX
+
+
+def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
+    """out alone, or the tuple that a public function returns."""
+    out, softmax_lse, philox = result
+    if return_philox:
+        return (out, softmax_lse, philox) if return_lse else (out, philox)
+    return (out, softmax_lse) if return_lse else out

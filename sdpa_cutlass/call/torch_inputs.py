@@ -12,7 +12,7 @@ from typing import Any
 
 from ..arrays.tensors import as_tensor, is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from . import checks, extras
+from . import checks, extras, shard
 from .planning import Inputs, Options
 
 
@@ -82,7 +82,7 @@ def recordable(options: Options) -> Options:
         checks.softmax_scale(scale, 0)
     extras.dropout_probability(p_dropout)
     return with_flags(options)._replace(
-        causal=checks.causal_alignment(options.causal),
+        causal=options.causal if shard.read(options.causal) else checks.causal_alignment(options.causal),
         layout=checks.tensor_layout(options.layout),
         scale=scale,
         p_dropout=p_dropout,

@@ -36,6 +36,7 @@ from .cost import Estimate, Model, model_of
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
 _NEAREST = 5  # refused kernels that an error lists
 _MAX_OFFERS = 1024
+_MAX_PRICES = 256  # of an offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,10 @@ class Offer:
         ]
         self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
+        self._rows_of_a_price = math.gcd(*(model.rows_of_a_price for _, model in legal)) or 1
+        self._most_rows = max((model.rows_of_a_price for _, model in legal), default=1)
         self._latest: _Prices = (), [], [], []
+        self._known: dict[_Sizes, _Prices] = {}
 
     def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
         """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
@@ -174,17 +178,16 @@ class Offer:
         """What the prices are of, those that may win, sorted, those that will not after all, and of these
         the ones whose price nobody asked for.
 
-        Most tokens of a growing key cache cost what the one before did: then this is known.
+        Whole tiles cost the same: prices are known for most tokens of a growing key cache, and for most
+        lengths next to each other.
         """
-        offset, window = problem.causal_offset, problem.window
-        sizes = (
-            problem.batch, problem.num_heads_q, problem.num_heads_kv, problem.seqlen_q,
-            -(-problem.seqlen_k // self._keys_of_a_price),
-            None if window is None and offset >= problem.seqlen_k - 1 else offset,  # None: all see every key
-            window,
-        )  # fmt: skip
+        sizes = self._sizes(problem)
         if self._latest[0] == sizes:
             return self._latest
+        known = self._known.get(sizes)
+        if known is not None:
+            self._latest = known
+            return known
         packs = problem.num_heads_q > problem.num_heads_kv
         found: _Prices = sizes, [], [], []
         _, first, then, unpriced = found
@@ -197,8 +200,27 @@ class Offer:
             is_first = not has_to_split or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
         first.sort(key=_price)
-        self._latest = found
+        if len(self._known) >= _MAX_PRICES:
+            self._known.clear()
+        self._latest = self._known[sizes] = found
         return found
+
+    def _sizes(self, problem: Problem) -> _Sizes:
+        """What the prices of all kernels follow from."""
+        rows, heads, heads_kv = problem.seqlen_q, problem.num_heads_q, problem.num_heads_kv
+        keys, offset, window = problem.seqlen_k, problem.causal_offset, problem.window
+        tiles_of_keys = -(-keys // self._keys_of_a_price)
+        if window is not None:
+            return problem.batch, heads, heads_kv, rows, tiles_of_keys, offset, window
+        last: int | None = None
+        if problem.causal is None or offset >= keys - 1:  # all see every key
+            offset = -1
+        else:
+            last = -(-(rows + offset) // self._keys_of_a_price)
+        packed = rows * heads // heads_kv
+        few = packed < self._most_rows  # a tile has room for more, and the rows themselves count
+        tiles_of_rows = -packed if few else -(-packed // self._rows_of_a_price)
+        return problem.batch, heads, heads_kv, tiles_of_rows, tiles_of_keys, offset, last
 
 
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DriverError
-from .abi import BuildInfo
-from .locate import Target
+from .target import Target
+
+if TYPE_CHECKING:
+    from .abi import BuildInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

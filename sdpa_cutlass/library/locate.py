@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from enum import Enum
 from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError, LibraryMismatchError, LibraryNotFoundError
 from . import trust
+from .target import Target as Target  # most files know it from here
 
 HASHES = "libraries.json"
 """In the folder of an installed package: {file name: SHA-256}, written by the build of the wheel."""
@@ -28,27 +28,6 @@ LAUNCHER = "_launcher.abi3.so"
 
 LAUNCHER_VARIABLE = "SDPA_CUTLASS_LAUNCHER"
 """The environment variable that may say "off"."""
-
-
-class Target(Enum):
-    """Which of the two libraries: ``CUDA`` runs on a GPU, ``HOST`` runs the same kernels on the CPU."""
-
-    CUDA = "cuda"
-    HOST = "host"
-
-    __hash__ = object.__hash__  # Enum's own is Python code, and choosing a kernel hashes devices
-
-    @property
-    def file_name(self) -> str:
-        return "libsdpa_cutlass.so" if self is Target.CUDA else "libsdpa_cutlass_host.so"
-
-    @property
-    def environment_variable(self) -> str:
-        return "SDPA_CUTLASS_LIBRARY" if self is Target.CUDA else "SDPA_CUTLASS_HOST_LIBRARY"
-
-    @property
-    def how_to_build(self) -> str:
-        return f"run `make {self.value}` in a checkout, or `pip install .`"
 
 
 def candidates(target: Target) -> list[Path]:

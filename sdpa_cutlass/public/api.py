@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..call import array_calls, extras, torch_inputs
+from ..call import array_calls, extras, shard, torch_inputs
 from ..call.calls import run, run_general
 from ..call.checks import Layout
 from ..call.launch import library_for
-from ..call.planning import Inputs, Options
+from ..call.planning import Inputs, Options, chosen
 from ..call.precision import asked_of
 from ..errors import ArgumentError, LibraryNotFoundError
 from ..library.abi import library
@@ -24,7 +24,6 @@ from ..problem import Causal
 if TYPE_CHECKING:
     import torch
 
-    from ..call.planning import ResultTuple
     from ..dropout import PhiloxState
 
 __all__ = ["attention", "kernels", "library_for", "scaled_dot_product_attention", "unfused_attention"]
@@ -102,6 +101,10 @@ def attention(
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
     precision: Precision | str | None = None,
+    row_offset: int | None = None,
+    key_offset: int | None = None,
+    accumulate: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[Any, ...]:
     """dropout(softmax(Q Kᵀ · scale + mask, sinks)) V through one fused kernel.
 
@@ -146,6 +149,14 @@ def attention(
     precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
         value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
         Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.
+    row_offset, key_offset: where the rows and keys of a shard begin in a longer problem: row i is row
+        row_offset + i there, key j is key key_offset + j, and a causal mask "top_left" and a window count in
+        those numbers. One that is not given is 0. Not with "bottom_right" or dropout.
+    accumulate: (out, softmax_lse) of the same queries over other keys, float32 or as query and float32. The
+        call merges its result into them, as `merge_states` does, and returns them; to begin with, an
+        softmax_lse of -inf. Address and strides of out are multiples of 16 bytes, its last dimension
+        contiguous. No `out`, `softmax_lse` or `stream` then.
+    out_dtype: with `accumulate` the dtype of its out; else that of query. Nothing else is computed.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
@@ -175,6 +186,19 @@ def attention(
     if window is not None:
         window = extras.checked_window(window)
     asked = _FUSED if precision is None else asked_of(precision)
+    if row_offset is not None or key_offset is not None:
+        causal = shard.word(causal, row_offset, key_offset)
+    if accumulate is not None or out_dtype is not None:
+        from . import accumulate as accumulating
+
+        if accumulate is not None:
+            is_plain = False
+            not_with = {"out": out, "softmax_lse": softmax_lse, "stream": stream}
+            accumulate = accumulating.check(
+                accumulate, query, key, value, layout, out_dtype=out_dtype, not_with=not_with
+            )
+        else:
+            accumulating.refuse_dtype(out_dtype, query)
     if is_plain:
         out, lse, _ = run(asked, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
         return (out, lse) if return_lse else out
@@ -183,9 +207,12 @@ def attention(
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
-        asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
-        query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
+        asked, causal, scale, enable_gqa, kernel, return_lse or accumulate is not None, p_dropout, layout,
+        window, query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks,
     )  # fmt: skip
+    if accumulate is not None:
+        accumulating.merge_into(accumulate, *result[:2], layout)
+        result = (*accumulate, result[2])
     return chosen(result, return_lse, return_philox)
 
 
@@ -222,11 +249,3 @@ def kernels(target: Target | None = None) -> tuple[KernelInfo, ...]:
         return read_kernels(library(Target.CUDA))
     except LibraryNotFoundError:
         return read_kernels(library(Target.HOST))
-
-
-def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
-    """out alone, or the tuple that a public function returns."""
-    out, softmax_lse, philox = result
-    if return_philox:
-        return (out, softmax_lse, philox) if return_lse else (out, philox)
-    return (out, softmax_lse) if return_lse else out

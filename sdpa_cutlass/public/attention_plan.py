@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arrays.tensors import as_tensor
-from ..call import checks, outputs, planning, torch_inputs
+from ..call import checks, outputs, planning, shard, torch_inputs
 from ..call.checks import Layout
 from ..call.extras import Extras
 from ..call.launch import Plan
@@ -118,6 +118,8 @@ def plan(
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
     precision: Precision | str | None = None,
+    row_offset: int | None = None,
+    key_offset: int | None = None,
 ) -> AttentionPlan:
     """Checks a call of `attention` (for Family.UNFUSED: `unfused_attention`) and prepares it. Runs nothing.
 
@@ -128,6 +130,8 @@ def plan(
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
     """
+    if row_offset is not None or key_offset is not None:
+        causal = shard.word(causal, row_offset, key_offset)
     asked = Options(
         asked_of(precision, family), causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..call import checks, extras, planning
+from ..call import checks, extras, planning, shard
 from ..call.checks import Layout
 from ..call.launch import library_for, make_params
 from ..call.planning import Inputs, Options
@@ -80,12 +80,16 @@ def explain(
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
     precision: Precision | str | None = None,
+    row_offset: int | None = None,
+    key_offset: int | None = None,
 ) -> Explanation:
     """The choice that `attention` (or, for Family.UNFUSED, `unfused_attention`) would make. Launches nothing.
 
     Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
     compute.
     """
+    if row_offset is not None or key_offset is not None:
+        causal = shard.word(causal, row_offset, key_offset)
     asked = asked_of(precision, family)
     options = Options(asked, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
     inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, None, sinks)

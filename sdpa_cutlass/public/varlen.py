@@ -16,12 +16,11 @@ from ..arrays.tensors import as_tensor, is_tensor
 from ..call import call_table, calls, checks, extras, outputs, planning, torch_inputs
 from ..call.extras import Extras
 from ..call.plan_cache import Plans
-from ..call.planning import Bound, Inputs, Options, Result
+from ..call.planning import Bound, Inputs, Options, Result, chosen
 from ..call.precision import asked_of
 from ..errors import ArgumentError, ArgumentTypeError
 from ..library.registry import Asked, Family, Precision
 from ..problem import Causal
-from .api import chosen
 
 if TYPE_CHECKING:
     import torch

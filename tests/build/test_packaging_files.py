@@ -54,9 +54,10 @@ def test_version_is_written_once() -> None:
 
 
 def test_the_folder_packaging_does_not_hide_the_module_of_that_name() -> None:
-    """A folder without __init__.py gives way to an installed package, also when the checkout comes first in sys.path."""
+    """A folder without __init__.py gives way to an installed package, whatever comes first in sys.path."""
     assert list((REPOSITORY / "packaging").rglob("__init__.py")) == []
-    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import packaging.version; print(packaging.__file__)"
+    first = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})"
+    code = f"{first}; import packaging.version; print(packaging.__file__)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert REPOSITORY / "packaging" not in Path(found.strip()).parents
 

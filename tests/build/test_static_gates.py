@@ -100,6 +100,10 @@ def test_an_element_type_changes_no_number() -> None:
     """So a library with the kernels of one of them tells what changed in both."""
     table = gates.parse(TABLE.read_text(encoding="utf-8"))
     f16 = {name: row for name, row in table.items() if "_f16" in name and "fmha_fwd" in name}
-    bf16 = {name.replace("_bf16", "_f16"): row for name, row in table.items() if "_bf16" in name and "fmha_fwd" in name}
+    bf16 = {
+        name.replace("_bf16", "_f16"): row
+        for name, row in table.items()
+        if "_bf16" in name and "fmha_fwd" in name
+    }
     assert f16
     assert {name: {**row, "kernel": name} for name, row in bf16.items()} == f16

@@ -1,4 +1,4 @@
-"""Every meaning that PyTorch gives to an argument or a result, and what stands for it here.
+"""Every meaning that PyTorch, flash_attn and transformers give to an argument, and what stands for it here.
 
 A row of docs/semantics.md is made from each, and test_mappings.py runs its check on every device: this
 library and torch's own kernel on the same call. On the CPU the operator of flash attention has no kernel;
@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import sdpa_cutlass
+from sdpa_cutlass import flash_api
 from sdpa_cutlass.integrations import flash_impl
 from sdpa_cutlass.integrations.torch_sdpa import HeadDims
 from tests.library.torch_calls import ORIGINAL, close, half
@@ -282,6 +283,70 @@ def autocast(device: str) -> None:
         close(enabled(q.float(), k, v.float(), attn_mask=mask), expected)
 
 
+def seen(seqlen_q: int, seqlen_k: int, left: int, right: int, device: str) -> torch.Tensor:
+    """FlashAttention's window, pair by pair: counted from the last row and the last key, -1 is no limit."""
+    own = torch.arange(seqlen_q, device=device)[:, None] + seqlen_k - seqlen_q
+    keys = torch.arange(seqlen_k, device=device)
+    return ((keys >= own - left) | (left < 0)) & ((keys <= own + right) | (right < 0))
+
+
+def flash_attn(device: str, left: int, right: int, **options: Any) -> None:
+    """flash_attn_func [B, S, H, D] next to torch's kernel under the mask written out."""
+    for seqlen_q, seqlen_k in LENGTHS:
+        q, k, v = inputs(device, seqlen_q, seqlen_k)
+        out = flash_api.flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), **options)
+        mask = seen(seqlen_q, seqlen_k, left, right, device)
+        close(out.transpose(1, 2), by_torch(q, k, v, attn_mask=mask, scale=options.get("softmax_scale")))
+
+
+def flash_attn_causal(device: str) -> None:
+    flash_attn(device, -1, 0, causal=True)
+
+
+def flash_attn_window_size(device: str) -> None:
+    flash_attn(device, 3, 2, window_size=(3, 2))
+    flash_attn(device, 3, 0, window_size=(3, 2), causal=True)
+    flash_attn(device, -1, -1, window_size=(-1, -1))
+
+
+def flash_attn_softmax_scale(device: str) -> None:
+    flash_attn(device, -1, -1, softmax_scale=0.3)
+    flash_attn(device, -1, -1, softmax_scale=None)
+
+
+def transformers_layer(device: str, tensors: Tensors, **options: Any) -> torch.Tensor:
+    """[B, H, Sq, D] of the function that layers of transformers call."""
+    pytest.importorskip("transformers")
+    from sdpa_cutlass.integrations import transformers
+
+    served = transformers.register(devices=[device]).served
+    out, weights = transformers.attention_forward(torch.nn.Module(), *tensors, None, **options)
+    assert weights is None
+    assert transformers.register(devices=[device]).served == served + 1
+    return out.transpose(1, 2)
+
+
+def transformers_is_causal(device: str) -> None:
+    for seqlen_q, seqlen_k in LENGTHS:
+        tensors = inputs(device, seqlen_q, seqlen_k)
+        for is_causal in (None, True, False):
+            causes = is_causal is not False and seqlen_q > 1
+            close(
+                transformers_layer(device, tensors, is_causal=is_causal, scaling=0.3),
+                by_torch(*tensors, is_causal=causes, scale=0.3),
+            )
+
+
+def transformers_s_aux(device: str) -> None:
+    """One more key for each head, whose score is the sink and whose value is 0."""
+    q, k, v = inputs(device, 5, 11)
+    sinks = torch.tensor([0.5, -1.0], device=device)
+    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+    scores = torch.cat([scores, sinks.double()[None, :, None, None].expand(2, 2, 5, 1)], -1)
+    expected = (scores.softmax(-1)[..., :-1] @ v.double()).half()
+    close(transformers_layer(device, (q, k, v), is_causal=False, s_aux=sinks), expected)
+
+
 _OPERATOR = "`aten::_scaled_dot_product_flash_attention`"
 
 
@@ -358,6 +423,23 @@ MAPPINGS: dict[str, Mapping] = {
         '`attention_varlen(…, causal="bottom_right")`; `softmax_lse` [Hq, total]',
         varlen_is_causal,
     ),
+    "flash_attn_causal": Mapping(
+        "`causal` of flash_attn's `flash_attn_func`", '`causal="bottom_right"`', flash_attn_causal
+    ),
+    "flash_attn_window_size": Mapping(
+        "`window_size` there; (-1, -1) is none",
+        "`window`, counted from the last row and key, also without a causal mask",
+        flash_attn_window_size,
+    ),
+    "flash_attn_softmax_scale": Mapping(
+        "`softmax_scale` there", "`scale`; None is 1/√D", flash_attn_softmax_scale
+    ),
+    "transformers_is_causal": Mapping(
+        "no mask in a layer of transformers: causal for more than one row, unless `is_causal` is False",
+        '`causal="top_left"`',
+        transformers_is_causal,
+    ),
+    "transformers_s_aux": Mapping("`s_aux` there", "`sinks`, in natural units", transformers_s_aux),
 }  # fmt: skip
 
 if __name__ == "__main__":

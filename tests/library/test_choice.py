@@ -98,6 +98,36 @@ def test_a_ranking_while_a_key_cache_grows(rows: int, family: Family, causal: Ca
             assert found == readable_rule(problem, family, H200), problem
 
 
+@pytest.mark.parametrize("diagonal", [None, 7])
+@pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT], ids=str)
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (21, 3)], ids=str)
+def test_prices_are_kept_while_all_lengths_grow(
+    heads: tuple[int, int], family: Family, causal: Causal | None, diagonal: int | None
+) -> None:
+    """They are those of whole tiles, so every length that has as many costs the same, to the last bit."""
+    first = Problem(
+        dtype=DType.F16, batch=2, num_heads_q=heads[0], num_heads_kv=heads[1], seqlen_q=1, seqlen_k=1,
+        head_dim=64, causal=causal,
+    )  # fmt: skip
+    offers: dict[Any, select.Offer] = {}
+    num_kept = 0
+    for ahead in (0, -3, 3000):
+        for rows in [*range(1, 20), *range(30, 36), *range(125, 150), *range(2040, 2070)]:
+            problem = dataclasses.replace(
+                first, seqlen_q=rows, seqlen_k=max(rows + ahead, 1), diagonal=diagonal
+            )
+            offer = offers.setdefault(problem.kind, select.Offer(library(Target.HOST), problem, family, H200))
+            models = dict(offer.models)
+            before = len(offer._known)
+            for cycles, _, kernel, splits in [
+                price for prices in offer._priced(problem)[1:3] for price in prices
+            ]:
+                assert (cycles, splits) == models[kernel].cost(problem), (problem, kernel.name)
+            num_kept += len(offer._known) == before
+    assert num_kept > 50 or family is Family.UNFUSED
+
+
 def test_legality_depends_on_the_kind_of_a_problem_alone() -> None:
     """What `offer` keeps for a kind was found with other sizes."""
     problems = list(random_problems(300, seed=1))

@@ -77,6 +77,17 @@ def test_other_lengths_are_priced_with_one_call_a_kernel() -> None:
     )
 
 
+@pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT], ids=str)
+def test_lengths_next_to_each_other_are_not_priced_again(causal: Causal | None) -> None:
+    def call(rows: int) -> None:
+        attention(K[:, :, :rows], K[:, :, :rows], K[:, :, :rows], causal=causal)
+
+    call(289)
+    found = python_calls(lambda: call(290))
+    assert not any(name.endswith(":cost") for name in found)
+    assert len(found) <= ALLOWED, "\n".join(found)
+
+
 def test_a_known_call_calls_next_to_nothing() -> None:
     q = rand(1, 4, 1, 64, seed=1)
     for _ in range(3):

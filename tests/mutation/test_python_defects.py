@@ -131,6 +131,30 @@ MUTANTS = (
         new="slice(None)",
         tests="tests/library/test_strided_masks.py::test_a_strided_mask_is_copied_and_means_the_same",
     ),
+    PythonMutant(
+        name="shards_stand_on_the_other_side",
+        defect="row_offset and key_offset are exchanged",
+        file="call/shard.py",
+        old="{rows - keys:+d}",
+        new="{keys - rows:+d}",
+        tests="tests/library/test_shards.py::test_offsets_of_every_size",
+    ),
+    PythonMutant(
+        name="shards_lose_their_last_key",
+        defect="a shard of which the first row sees all keys but the last counts as not masked",
+        file="problem.py",
+        old="diagonal + right >= keys - 1",
+        new="diagonal + right >= keys - 2",
+        tests="tests/library/test_shards.py::test_a_problem_keeps_what_its_shard_hides",
+    ),
+    PythonMutant(
+        name="running_results_keep_their_lse",
+        defect="accumulate merges outputs and leaves softmax_lse as it was",
+        file="public/accumulate.py",
+        old="lse.copy_(merged_lse)",
+        new="pass",
+        tests="tests/library/test_accumulate.py::test_steps_give_the_whole",
+    ),
 )
 
 

@@ -113,6 +113,7 @@ class FmhaFwd(Model):
         q_bytes = 2 * kernel.block_m * kernel.head_dim
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         work = _work(kernel, problem, device)
+        self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.

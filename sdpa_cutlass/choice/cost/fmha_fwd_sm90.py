@@ -53,6 +53,7 @@ class FmhaFwdSm90(Model):
         if kernel.is_general:
             self._block *= _GENERAL_SLOWDOWN
         self._clocks_by_key = consumers * (kernel.head_dim // 16 + 2)
+        self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:

@@ -51,6 +51,9 @@ class Model(ABC):
         self.keys_of_a_price = 1
         """Problems that differ in seqlen_k alone cost the same where it rounds up to the same multiple of
         this: without a causal mask, with one offset, and where each row sees every key."""
+        self.rows_of_a_price = 1
+        """The same of seqlen_q, and of the rows of all query heads of a key head, where these are no fewer;
+        under a causal mask where the last key that a row sees rounds up alike as well, without a window."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> tuple[float, int]:
