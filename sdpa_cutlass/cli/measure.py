@@ -55,6 +55,7 @@ class Settings:
     budget_s: float = 0.15
     ceilings: Ceilings | None = None  # of the GPU; without them no time is impossible
     loops: int = 0  # of calls from Python for problems that are over quickly (wall.py); 0: timing.py's three
+    keep: Callable[[str, Timing], None] | None = None  # is given each provider's timing, raw times included
 
 
 @dataclasses.dataclass
@@ -107,6 +108,8 @@ def measure(case: Case, settings: Settings) -> list[Row]:
             timings = time_on_cpu(contestants, repeats=settings.repeats, failed=failed)
         for name, timing in timings.items():
             entries[name].timing = timing
+            if settings.keep is not None:
+                settings.keep(name, timing)
             _recheck(entries[name], contestants[name])
             entries[name].input_sets = contestants[name].num_sets
             _check_floor(entries[name], case, inputs[0].conditions.visible, settings)
