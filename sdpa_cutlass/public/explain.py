@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,16 @@ class Explanation:
     choice: Choice
     candidates: tuple[Candidate, ...]
 
+    @property
+    def predicted_us(self) -> float:
+        """Microseconds of the chosen kernel by its family's cost model, at the clock that models count with.
+
+        NaN where it is none of the legal candidates (named by the caller for another GPU).
+        """
+        chosen = self.choice.kernel
+        costs = (one.estimate for one in self.candidates if one.kernel.index == chosen.index)
+        return next((cost.microseconds for cost in costs if cost is not None), math.nan)
+
     def __str__(self) -> str:
         lines = [
             f"{self.problem}",
@@ -38,6 +49,7 @@ class Explanation:
             f"library  {self.library}",
             f"chosen   {self.choice.kernel.name} ({self.choice.reason})",
             f"it is    {self.choice.kernel.accuracy}, code for {self.choice.kernel.code}",
+            f"model    {self.predicted_us:.4g} us on {self.device.name}, a prediction of its cost model",
             "",
         ]
         width = max(len(candidate.kernel.name) for candidate in self.candidates)
