@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("tests/data/*.md"),
     ]
@@ -55,6 +55,30 @@ def test_named_kernels_are_legal(document: Path) -> None:
 def test_no_path_of_somebodys_machine(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     assert re.findall(r"(?<![\w.$}/])/(?:home|root|work|tmp|Users)/\S*", text) == []
+
+
+MADE = re.compile(r"<!-- (results|semantics|output):.*?<!-- end \1 -->", re.DOTALL)
+LONGEST_PAGE = 300  # lines that a person wrote
+
+
+@every_document
+def test_no_page_is_too_long(document: Path) -> None:
+    """Data between markers does not count, nor does the list of all changes."""
+    if document.name != "CHANGELOG.md":
+        text = MADE.sub("", document.read_text(encoding="utf-8"))
+        assert len(text.splitlines()) <= LONGEST_PAGE
+
+
+@every_document
+def test_every_table_has_a_head(document: Path) -> None:
+    """A first row with words in it, and a rule of as many cells below."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    for table in tables:
+        head, rule = [line.strip().strip("|").split("|") for line in table.splitlines()[:2]]
+        assert any(cell.strip() for cell in head), table[:200]
+        assert all(re.fullmatch(r"\s*:?-{3,}:?\s*", cell) for cell in rule), table[:200]
+        assert len(head) == len(rule), table[:200]
 
 
 RUN = {"README.md": 1, "docs/tour.md": 0, "docs/tasks.md": 1}  # calls of torch's function that are served
