@@ -91,9 +91,9 @@ def test_a_kernel_that_lost_a_tenth_is_found_in_most_rows(suite: str) -> None:
 
 
 def test_the_limit_follows_the_suite() -> None:
-    masks = one(suite="masks"), one(suite="masks", gpu_us=103.0)
+    masks = one(suite="masks"), one(suite="masks", gpu_us=104.0)
     assert [change.verdict for change in find(*masks).rows] == [Verdict.SAME]
-    assert [change.verdict for change in find(one(), one(gpu_us=103.0)).rows] == [Verdict.SLOWER]
+    assert [change.verdict for change in find(one(), one(gpu_us=104.0)).rows] == [Verdict.SLOWER]
 
 
 def test_a_slower_file_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

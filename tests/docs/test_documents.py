@@ -77,7 +77,7 @@ def test_every_table_has_a_head(document: Path) -> None:
     for table in tables:
         head, rule = [line.strip().strip("|").split("|") for line in table.splitlines()[:2]]
         assert any(cell.strip() for cell in head), table[:200]
-        assert all(re.fullmatch(r"\s*:?-{3,}:?\s*", cell) for cell in rule), table[:200]
+        assert all(re.fullmatch(r"\s*:?-{2,}:?\s*", cell) for cell in rule), table[:200]
         assert len(head) == len(rule), table[:200]
 
 
