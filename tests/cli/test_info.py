@@ -95,7 +95,7 @@ def test_report() -> None:
         ({"libraries": (HOST,)}, {"on a GPU": "no: the cuda library cannot be used"}),
         (
             {"driver_cuda": 12040},
-            {"on a GPU": "no: the driver supports CUDA 12.4, the library needs CUDA 13.0"},
+            {"on a GPU": "no: the driver supports CUDA 12.4, the library needs 13.0"},
         ),
         (
             {"gpus": (dataclasses.replace(L4, name="NVIDIA T4", compute_capability=(7, 5)),)},
