@@ -145,7 +145,7 @@ def check_contents(wheel: Wheel) -> list[str]:
 
 
 def check_changelog(wheel: Wheel) -> list[str]:
-    """The version has a section of its own, with a date."""
+    """The version has a section with a date."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = re.escape(version_of_source())
     has = re.search(rf"^## \[{version}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)

@@ -61,7 +61,7 @@ def page(files: Mapping[str, Results]) -> str:
     if template.count(PLACE) != 1:
         raise ValueError(f"{TEMPLATE} must have {PLACE} once")
     text = json.dumps(data(files), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # In a script element "</" and "<!--" would end or change it, whatever they stand in.
+    # In a script element "</" and "<!--" would end or change it.
     return template.replace(PLACE, text.replace("<", "\\u003c"))
 
 

@@ -30,7 +30,7 @@ MOST_ERROR = 0.15
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
-    """One family's, or one suite's, predictions beside measurements."""
+    """One family's, or one suite's, predictions next to measurements."""
 
     what: str
     card: str

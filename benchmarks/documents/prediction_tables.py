@@ -2,7 +2,7 @@
 
 predictions      mission and long on an L4 and an RTX 4090, with the physical floor
 prediction_goal  what each card's arithmetic says of the mission's 5 µs
-model_quality    predictions beside measurements of result files, a line a family (model_quality.py)
+model_quality    predictions next to measurements of result files, a line a family (model_quality.py)
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ document is typed by hand. A block without files says that there are no results 
     front  front_picture                               the README's
     summary  masks_summary  naive_line                 short, for the page of performance
     tables  masks  decode  wall  naive                 every problem of every file
-    goals                                              what the project wants, beside what each file says
+    goals                                              what the project wants, next to what files say
     agreement                                          files of the same problems, against each other
     predictions  prediction_goal  model_quality        what the cost models say, and how well they did
     plot  plot_speedup  plot_roofline                  pictures, of the first file; front_picture is of all

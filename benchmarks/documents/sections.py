@@ -153,7 +153,7 @@ def _prediction_goal(sources: Sequence[Source], files: Sequence[str]) -> str:
 
 
 def _model_quality(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """Predictions beside the measurements of all files."""
+    """Predictions next to the measurements of all files."""
     lines = prediction_tables.quality([source.results for source in sources])
     return "\n\n".join(["\n".join(lines), _origin(files)])
 

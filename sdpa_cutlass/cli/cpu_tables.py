@@ -1,6 +1,6 @@
 """What a run without a GPU shows: each problem's kernels, their errors with the bounds, and a verdict.
 
-The kernels run on a model of a GPU there, thread by thread, so no time that was measured is shown. Beside the
+The kernels run on a model of a GPU there, thread by thread, so no time that was measured is shown. Next to the
 verdict stand the cost models' predictions for cards that are not here (predictions.py).
 """
 

@@ -1,6 +1,6 @@
 """What the cost models predict for cards that need not be here. Predictions, never measurements.
 
-The models (choice/cost/) count clocks, of which they take 1.75 a nanosecond, whatever the card: that is how
+The models (choice/cost/) count clocks, of which they take 1.75 a nanosecond on every card: that is how
 they were fitted on an H200. They know a card by its SMs, its rate of mma.sync, its shared memory, and nothing
 of DRAM. `floor_us` is physical: the larger of FLOPs over the peak of 16-bit products with float32 sums at the
 boost clock, and the bytes that the L2 cache cannot hold over the DRAM's bandwidth. A prediction is never
