@@ -1,7 +1,7 @@
 """What a run without a GPU shows: each problem's kernels, their errors with the bounds, and a verdict.
 
-The kernels run on a model of a GPU there, thread by thread, so no time that was measured is shown. Next to the
-verdict stand the cost models' predictions for cards that are not here (predictions.py).
+The kernels run on a model of a GPU there, thread by thread, so no measured time is shown. Next to the verdict
+stand the cost models' predictions for cards that are not here (predictions.py).
 """
 
 from __future__ import annotations
