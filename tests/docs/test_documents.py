@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,12 @@ def test_every_table_has_a_head(document: Path) -> None:
         assert len(head) == len(rule), table[:200]
 
 
-RUN = {"README.md": 1, "docs/tour.md": 0, "docs/tasks.md": 1}  # calls of torch's function that are served
+RUN = {
+    "README.md": 1,
+    "docs/tour.md": 0,
+    "docs/tasks.md": 1,
+    "docs/migration.md": 0,
+}  # calls of torch's function that are served
 MOST_LINES = 160  # of the README
 
 
@@ -94,6 +101,28 @@ def test_printed_python_runs(name: str) -> None:
     for code in blocks:
         exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), names)  # noqa: S102
     assert getattr(names.get("usage"), "served", 0) == RUN[name]
+
+
+APART = ("docs/transformers.md", "docs/testing.md")  # their code changes the process
+
+
+def test_every_page_with_python_is_run() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    printed = {
+        str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text(encoding="utf-8")
+    }
+    assert printed == {*RUN, *APART}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_printed_python_runs_in_a_process_of_its_own(name: str) -> None:
+    if "transformers" in name:
+        pytest.importorskip("transformers")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_is_a_first_screen() -> None:
