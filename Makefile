@@ -23,7 +23,7 @@ CHECKED_CPP = $(shell find templates sdpa_cutlass/native tests cmake -not -path 
                 '(' -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh' ')')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check compat lock clean tools
+.PHONY: help demo test docs cuda host host-asan lint format types check-generated gates gpu-report torch-suite wheel-check release-check compat lock clean tools
 .NOTPARALLEL:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make gpu-report  sanitizers, guard pages, streams, graphs, faults on this machine's GPU, in build/gpu_report.json"
 	@echo "make torch-suite PyTorch's test_transformers.py with and without the library (TORCH_SUITE=its source tree or the file)"
 	@echo "make wheel-check installs dist/*.whl in bare environments of every Python found, and runs it"
+	@echo "make release-check  says whether dist/*.whl could be published: metadata, notices, bill of materials, hashes"
 	@echo "make compat      tests/library under other releases of torch (TORCH='2.4.1 newest'): downloads gigabytes"
 	@echo "make format      let ruff and clang-format write the Python, C and C++ files"
 	@echo "make lock        resolve the pinned packages again (needs uv)"
@@ -107,6 +108,9 @@ torch-suite: $(VENV)/.dev
 
 wheel-check: $(VENV)/.dev
 	@$(BIN)/python packaging/check_wheel.py dist/*.whl
+
+release-check: $(VENV)/.dev
+	@for wheel in dist/*.whl; do $(BIN)/python packaging/check_release.py "$$wheel" || exit 1; done
 
 compat: $(VENV)/.dev
 	@$(MAKE) --no-print-directory host SPACE=release

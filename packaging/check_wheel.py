@@ -1,6 +1,6 @@
 """Installs a wheel into fresh environments and uses it there: with what it declares only, NumPy, torch.
 
-    check_wheel.py dist/sdpa_cutlass-*.whl                      # every Python from 3.10 to 3.13 that is found
+    check_wheel.py dist/sdpa_cutlass-*.whl                      # every Python from 3.10 to 3.14 that is found
     check_wheel.py WHEEL --python /path/to/python3.12 --torch   # this one, and with torch as well
 
 Each environment gets the wheel and what its metadata asks for, nothing else; use_wheel.py then runs in it, in
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 _USE = Path(__file__).with_name("use_wheel.py")
 _TAG = re.compile(r"-py3-none-manylinux_2_\d+_\w+\.whl$")
 
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Installs a wheel into fresh environments and uses it there."
     )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--python", action="append", help="an interpreter (default: 3.10 to 3.13, if found)")
+    parser.add_argument("--python", action="append", help="an interpreter (default: 3.10 to 3.14, if found)")
     parser.add_argument(
         "--torch", nargs="?", const="torch>=2.4", metavar="REQUIREMENT", help="try with torch as well"
     )

@@ -2,6 +2,7 @@
 
 The documents link to each other as they lie in the repository. README, CONTRIBUTING and CHANGELOG become
 pages of the site; any other file outside docs/ that a page links to is put next to them, under `repository/`.
+The interactive page of results is made from the committed result files as the site is built.
 A build fails when a public name of the package has no docstring, or does not stand in docs/api.md.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,6 +21,7 @@ from mkdocs.structure.files import File
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 MARKER = re.compile(r"^<!-- (?:results:|end results).*-->$", re.MULTILINE)
+EXPLORER = "explore.html"
 PACKAGE, REFERENCE = "sdpa_cutlass", "api.md"
 
 
@@ -46,7 +49,18 @@ def on_files(files: Any, config: Any) -> Any:
             if target and target not in seen and (root / target).is_file():
                 seen.add(target)
                 waiting.append(target)
+    files.append(File.generated(config, EXPLORER, content=_explorer(root)))
     return files
+
+
+def _explorer(root: Path) -> str:
+    """The interactive page; its module and what it reads belong to the checkout, not to this environment."""
+    sys.path.insert(0, str(root))
+    try:
+        from benchmarks.documents import explore
+    finally:
+        sys.path.remove(str(root))
+    return explore.page(explore.committed(root))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -3,6 +3,7 @@
     python -m benchmarks.documents                    # every block again, from the files that it names
     python -m benchmarks.documents FILE...            # result files into every block that shows their suites
     python -m benchmarks.documents --check            # writes nothing; exit status 1 when a block is stale
+    python -m benchmarks.documents --page FILE.html   # the interactive page, and nothing else
 
 Exit status: 0 success, 1 a document is stale, 2 wrong usage or something missing.
 """
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.documents import report
+from benchmarks.documents import explore, report
 from sdpa_cutlass.cli import USAGE, CommandError
 
 
@@ -32,8 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw this picture (.png) and show it")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the interactive page of all committed results there"
+    )
     try:
-        return report.run(parser.parse_args(argv))
+        options = parser.parse_args(argv)
+        return explore.run(options) if options.page else report.run(options)
     except CommandError as error:
         print(f"benchmarks.documents: {error}", file=sys.stderr)
         return USAGE

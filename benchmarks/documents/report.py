@@ -15,8 +15,9 @@ document is typed by hand. A block without files says that there are no results 
     front  front_picture                               the README's
     summary  masks_summary  naive_line                 short, for the page of performance
     tables  masks  decode  wall  naive                 every problem of every file
-    goals                                              what the project wants, beside what each file says
+    goals                                              what the project wants, next to what files say
     agreement                                          files of the same problems, against each other
+    predictions  prediction_goal  model_quality        what the cost models say, and how well they did
     plot  plot_speedup  plot_roofline                  pictures, of the first file; front_picture is of all
 """
 
@@ -34,66 +35,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import agreement, front, goal_tables, naive_tables, short_tables
-from benchmarks.documents.naive_tables import NAIVE
-from sdpa_cutlass.cli import (
-    FAILED,
-    OK,
-    CommandError,
-    bench_plots,
-    decode_tables,
-    mask_tables,
-    plots,
-    results,
-    tables,
-    wall_tables,
-)
-from sdpa_cutlass.cli.results import ResultFormatError, Results, Row
-from sdpa_cutlass.cli.suites import MASK_SUITES
-from sdpa_cutlass.cli.summary import compare
+from benchmarks.documents.sections import PICTURE_SUFFIX, SECTIONS, Section, Source
+from sdpa_cutlass.cli import FAILED, OK, CommandError, results
+from sdpa_cutlass.cli.results import ResultFormatError, Results
 
 BEGIN = re.compile(r"<!-- results: (?P<section>\S+)(?P<files>(?: \S+)*) -->")
 END = "<!-- end results -->"
 NO_RESULTS = "_No results yet: `python -m benchmarks.documents FILE.json` writes them here._"
-DOCUMENTS = (Path("docs", "performance.md"), Path("docs", "results.md"))  # in the README's folder
+DOCUMENTS = tuple(Path("docs", f"{name}.md") for name in ("performance", "predictions", "results"))
 IMAGES = Path("docs", "img")  # there too: pictures that no marker names yet
-PICTURE_SUFFIX = ".png"
 PICTURE_KEY = "Source"  # of the picture's metadata: what it was drawn from
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A result file and what it holds."""
-
-    path: Path
-    results: Results
-    digest: str
-
-    @property
-    def tag(self) -> str:
-        """What a picture that was drawn from this file says of its origin."""
-        return f"sha256:{self.digest}"
-
-    def showing(self, section: Section) -> Source:
-        """The same file with the rows that a section shows, perhaps none."""
-        rows = [row for row in self.results.rows if section.shows(row)]
-        return dataclasses.replace(self, results=Results(self.results.env, rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """One kind of block: what makes its body from sources and their names, and which rows it shows.
-
-    It takes at least `least` files, in which provider `needs`, if given, took part. `draw` makes the picture
-    of those that have one, from their first file, or from all where `draws_all`.
-    """
-
-    make: Callable[[Sequence[Source], Sequence[str]], str]
-    shows: Callable[[Row], bool]
-    least: int = 1
-    needs: str | None = None
-    draw: Callable[[Sequence[Results]], Any] | None = None
-    draws_all: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +152,7 @@ class Maker:
                 )
                 files.append(_relative(picture, document))
         body = kind.make(sources, files)
-        return [f"<!-- results: {section} {' '.join(files)} -->", *body.splitlines(), END]
+        return [f"<!-- results: {' '.join([section, *files])} -->", *body.splitlines(), END]
 
     def _picture_of(self, section: str, drawn: Sequence[Path], source: Source) -> list[Path]:
         """Where a block's picture lies: what was asked for, else where it was; perhaps nowhere."""
@@ -219,148 +170,6 @@ def _skip_block(lines: Iterator[tuple[int, str]], where: str) -> None:
         if BEGIN.fullmatch(line):
             break
     raise CommandError(f"{where}: the block is not closed by {END}")
-
-
-def _summary(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """The short table of the first file, the statements of all."""
-    parts = [
-        short_tables.to_markdown(source.results, with_table=number == 0)
-        for number, source in enumerate(sources)
-    ]
-    return "\n\n".join([*parts, _origin(files)])
-
-
-def _tables(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """Every row of every file."""
-    parts: list[str] = []
-    for source in sources:
-        parts += [f"## {source.path.stem}", tables.to_markdown(source.results).strip()]
-    return "\n\n".join([*parts, _origin(files)])
-
-
-def _plot(sources: Sequence[Source], files: Sequence[str], *, title: str) -> str:
-    """The picture, where there is one: it is the last file."""
-    if not files[-1].endswith(PICTURE_SUFFIX):
-        return ""
-    return f"![{title} on {tables.heading(sources[0].results)}]({files[-1]})"
-
-
-def _wall(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """What a call costs in Python, one table per file."""
-    parts: list[str] = []
-    for source in sources:
-        found = source.results
-        parts += [f"**{source.path.stem}**: {tables.heading(found)}"]
-        parts += ["\n".join(wall_tables.markdown(compare(found.rows)))]
-        notes = [line for line in tables.footnotes(compare(found.rows)) if not line.startswith("ok")]
-        parts += ["\n".join(f"- {line}" for line in notes)] if notes else []
-    return "\n\n".join([*parts, _origin(files)])
-
-
-def _naive(sources: Sequence[Source], files: Sequence[str], *, with_table: bool) -> str:
-    """The highest ratio over the naive chain, and that of every problem."""
-    found = {source.path.stem: source.results for source in sources}
-    parts = [naive_tables.sentence(found)]
-    if with_table:
-        parts.append("\n".join(naive_tables.table(found)))
-    return "\n\n".join([*parts, _origin(files)])
-
-
-def _goals(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """Every goal, a column for each file."""
-    lines = goal_tables.table({source.path.stem: source.results for source in sources})
-    return "\n\n".join(["\n".join(lines), _origin(files)])
-
-
-def _agreement(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """Every pair of files with problems in common."""
-    lines = agreement.sections({source.path.stem: source.results for source in sources})
-    return "\n".join([*(lines or ["No two of these files share a problem.", ""]), _origin(files)])
-
-
-def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """What each kind of mask costs, of the first file."""
-    found = sources[0].results
-    comparisons = compare(found.rows)
-    dtypes = " and ".join(dict.fromkeys(row.dtype for row in found.rows))
-    head = f"**{dtypes}** on {tables.heading(found)}.{short_tables.through_ptx(found)}"
-    return "\n\n".join([head, "\n".join(mask_tables.summary(comparisons)), _origin(files)])
-
-
-def _front(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """The first screen's table, of the first file."""
-    found = sources[0].results
-    return "\n\n".join(["\n".join(front.table(found)), f"{tables.heading(found)}. {_origin(files[:1])}"])
-
-
-def _front_picture(sources: Sequence[Source], files: Sequence[str]) -> str:
-    """The first screen's picture."""
-    cards = " and ".join(dict.fromkeys(source.results.env["gpu"] for source in sources))
-    return f"![Speed over sequence length on {cards}]({files[-1]})\n\n{_origin(files[:-1])}"
-
-
-def _has_masks(row: Row) -> bool:
-    return row.suite in MASK_SUITES
-
-
-def _is_of(suite: str) -> Callable[[Row], bool]:
-    return lambda row: row.suite == suite
-
-
-def _is_plain(row: Row) -> bool:
-    return row.suite not in (*MASK_SUITES, decode_tables.SUITE, wall_tables.SUITE)
-
-
-def _is_timed_on_gpu(row: Row) -> bool:
-    return row.suite != wall_tables.SUITE
-
-
-def _is_compared_with_naive(row: Row) -> bool:
-    return _is_timed_on_gpu(row) and row.provider in ("fused", NAIVE)
-
-
-def _first(draw: Callable[[Results], Any]) -> Callable[[Sequence[Results]], Any]:
-    return lambda found: draw(found[0])
-
-
-def _draw_lines(found: Results) -> Any:
-    """Speed over sequence length; everything, where no problems differ in length alone."""
-    rows = [
-        row
-        for panel in plots.panels(compare(found.rows))
-        if panel.lines
-        for comparison in panel.comparisons
-        for row in comparison.rows.values()
-    ]
-    return plots.figure(Results(found.env, rows or found.rows))
-
-
-_SPEED = functools.partial(_plot, title="Speed over sequence length")
-_SPEEDUP = functools.partial(_plot, title="Speed-up of fused over its peers")
-_ROOFLINE = functools.partial(_plot, title="Every problem below the roof")
-
-SECTIONS = {
-    "front": Section(_front, front.is_of_table, needs=front.NEEDS),
-    "front_picture": Section(_front_picture, front.is_of_picture, least=2, draw=front.figure, draws_all=True),
-    "summary": Section(_summary, _is_plain),
-    "tables": Section(_tables, _is_plain),
-    "plot": Section(_SPEED, _is_plain, draw=_first(_draw_lines)),
-    "plot_speedup": Section(_SPEEDUP, _is_plain, draw=_first(bench_plots.speedup)),
-    "plot_roofline": Section(_ROOFLINE, _is_timed_on_gpu, draw=_first(bench_plots.roofline)),
-    "masks": Section(_tables, _has_masks),
-    "masks_summary": Section(_masks_summary, _has_masks),
-    "decode": Section(_tables, _is_of(decode_tables.SUITE)),
-    "wall": Section(_wall, _is_of(wall_tables.SUITE)),
-    "naive": Section(functools.partial(_naive, with_table=True), _is_compared_with_naive, needs=NAIVE),
-    "naive_line": Section(functools.partial(_naive, with_table=False), _is_compared_with_naive, needs=NAIVE),
-    "goals": Section(_goals, lambda row: True),
-    "agreement": Section(_agreement, lambda row: row.ok, least=2),
-}
-
-
-def _origin(files: Sequence[str]) -> str:
-    links = ", ".join(f"[{Path(name).name}]({name})" for name in files)
-    return f"Made by `python -m benchmarks.documents` from {links}."
 
 
 def _load(path: Path) -> Source:

@@ -1,7 +1,7 @@
-"""Asks every backend every edge case, saves the answers, and writes the tables of docs/semantics.md.
+"""Asks every backend every edge case, saves the answers, and writes the tables of docs/edge-cases.md.
 
     python -m benchmarks.semantics --device cuda --json benchmarks/results/semantics/h200.json
-    python -m benchmarks.semantics --markdown docs/semantics.md
+    python -m benchmarks.semantics --markdown docs/edge-cases.md
 
 Each backend runs in a process of its own, which is started again behind a case that kills it or leaves CUDA
 unusable. Exit status 1 when this library does not keep a promise.

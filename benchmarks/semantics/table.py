@@ -1,4 +1,4 @@
-"""Saved answers → the tables of docs/semantics.md, between the markers
+"""Saved answers → the tables of docs/edge-cases.md, between the markers
 
     <!-- semantics: FOLDER -->
     (made text)

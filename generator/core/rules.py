@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from generator.core.kernel import Kernel
 
-# Registers that a thread needs with any tile, next to its accumulators; with fewer the compiler has to spill. The
-# split kernels of head_dim 256 live with these.
+# Registers that a thread needs with any tile, next to its accumulators; with fewer the compiler has to spill.
+# The split kernels of head_dim 256 live with these.
 MIN_OTHER_REGISTERS = 55
 
 K = TypeVar("K", bound=Kernel)

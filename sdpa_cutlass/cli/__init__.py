@@ -1,5 +1,6 @@
 """`python -m sdpa_cutlass`: the commands' arguments, and nothing that takes time to import.
 
+    bundle     one result in one file, from which anybody can repeat it
     bench      whole suites beside every peer, recorded in a folder
     changes    what differs between two result files: times, regressions, machines
     compare    fused attention beside the piped baseline, torch's backends and the naive chain
@@ -7,10 +8,11 @@
     profile    what a kernel's code is made of, and what bounds a launch
     warm       loads kernels ahead, so that the first call does not wait for the driver's compiler
     tune       measures which kernel is the fastest where, and writes this GPU's tuned table
+    verify     runs a bundle again here: what agrees, what differs, by how much
 
 Each command lives in a module of its own, imported when it is called. Exit status: 0 success, 1 a kernel of
-this library failed, was wrong or, in `changes` and `bench --against`, became slower, 2 wrong usage or
-something missing.
+this library failed, was wrong or, in `changes` and `bench --against`, became slower, or `verify` does not
+confirm a bundle, 2 wrong usage or something missing.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import sdpa_cutlass
 from sdpa_cutlass.cli import arguments, bench_arguments, warm_arguments
+from sdpa_cutlass.cli.bundles import arguments as bundles
 from sdpa_cutlass.cli.profiling import arguments as profiling
 from sdpa_cutlass.cli.results import PROVIDERS
 from sdpa_cutlass.cli.suites import SUITE_NAMES
@@ -43,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sdpa_cutlass {sdpa_cutlass.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bench_arguments.add_arguments(commands.add_parser("bench", help="whole suites, recorded in a folder"))
+    bundles.add_bundle(commands.add_parser("bundle", help="one result in one file, for others to repeat"))
     _add_changes(commands.add_parser("changes", help="what differs between two result files"))
     _add_compare(commands.add_parser("compare", help="fused, piped and every torch backend side by side"))
     _add_info(commands.add_parser("info", help="what was built, and what is found on this machine"))
@@ -51,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     warm_arguments.add_arguments(commands.add_parser("warm", help="load kernels ahead of the first call"))
     tuning.add_arguments(commands.add_parser("tune", help="measure which kernel is the fastest where"))
+    bundles.add_verify(commands.add_parser("verify", help="run a bundle again: what agrees, what differs"))
     return parser
 
 
@@ -122,6 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli import bench
 
             return bench.run(options)
+        if options.command == "bundle":
+            from sdpa_cutlass.cli.bundles import make
+
+            return make.run(options)
         if options.command == "changes":
             from sdpa_cutlass.cli import changes
 
@@ -142,6 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sdpa_cutlass.cli import warm
 
             return warm.run(options)
+        if options.command == "verify":
+            from sdpa_cutlass.cli.bundles import check
+
+            return check.run(options)
         from sdpa_cutlass.cli import info
 
         return info.run(options)

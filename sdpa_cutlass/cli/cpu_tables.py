@@ -1,6 +1,7 @@
 """What a run without a GPU shows: each problem's kernels, their errors with the bounds, and a verdict.
 
-The kernels run on a model of a GPU there, thread by thread, so no time is shown.
+The kernels run on a model of a GPU there, thread by thread, so no measured time is shown. Next to the verdict
+stand the cost models' predictions for cards that are not here (predictions.py).
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdpa_cutlass.cli.accuracy import LSE_BOUND
-from sdpa_cutlass.cli.cells import MISSING, error
+from sdpa_cutlass.cli.cells import MISSING, error, number
+from sdpa_cutlass.cli.predictions import CARDS, predict
 from sdpa_cutlass.cli.results import Row
 from sdpa_cutlass.cli.summary import OURS, Comparison, kind, tile
+from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 
 HEADERS = (
     "problem",
@@ -22,11 +28,13 @@ HEADERS = (
     "verdict",
     "piped err O",
     "piped verdict",
+    *(f"{card.name} µs, predicted" for card in CARDS),
 )
 RIGHT = "right"
 NOTE = (
     "No GPU was used: the kernels ran on a model of one, thread by thread, and were compared with float64. "
-    "No times are shown: times and ratios on a CPU mean nothing."
+    "No measured times are shown: times and ratios on a CPU mean nothing. Times on an L4, an RTX 4090 and an "
+    "H200 are predictions of the cost models by which kernels are chosen there, not measurements."
 )
 
 
@@ -43,7 +51,18 @@ def cells(comparison: Comparison) -> list[str]:
         verdict(fused),
         error(piped.max_err_out) if piped else MISSING,
         verdict(piped),
+        *predictions(comparison.problem),
     ]
+
+
+def predictions(row: Row) -> list[str]:
+    """Microseconds that are predicted on each of CARDS with the kernels of the host library."""
+    try:
+        rows = read_kernels(library(Target.HOST))
+    except SdpaError:
+        return [MISSING] * len(CARDS)
+    found = [predict(rows, row, card) for card in CARDS]
+    return [MISSING if one is None else number(one.microseconds) for one in found]
 
 
 def verdict(row: Row | None) -> str:

@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
 def render(found: Inventory, troubles: list[Trouble]) -> str:
     """The report as text."""
     lines = [f"sdpa_cutlass {found.package}, Python {found.python}, {found.platform}"]
+    lines += ["", "What works here", *(_line(*pair) for pair in inventory.works(found).items())]
     for facts in found.libraries:
         lines += ["", *_library_lines(facts)]
     lines += ["", "The compiled launcher (optional, for shorter calls)", _line("file", found.launcher)]

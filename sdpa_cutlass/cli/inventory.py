@@ -224,6 +224,30 @@ def problems(found: Inventory) -> list[Trouble]:
     return troubles
 
 
+def works(found: Inventory) -> dict[str, str]:
+    """What can be done on this machine: "yes", and with what, or "no", and why."""
+    usable = {facts.target: facts for facts in found.libraries if facts.error is None}
+    cuda, host = usable.get(Target.CUDA.value), usable.get(Target.HOST.value)
+    no_launcher = found.launcher if found.launcher_is_refused else None
+    on_gpu = no_launcher or (None if cuda else "the cuda library cannot be used")
+    on_gpu = on_gpu or next((trouble.what for trouble in _gpu_problems(found, cuda)), None)
+    if on_gpu is None and not found.gpus:
+        on_gpu = "no GPU"
+    on_cpu = no_launcher or (None if host else "the host library cannot be used")
+    missing = [name for name, version in found.cli_packages.items() if version is None]
+    needed = [*([] if found.torch else ["torch"]), *missing]
+    return {
+        "on a GPU": f"no: {on_gpu}" if on_gpu else f"yes: {found.gpus[0].name}, {_count(cuda)} kernels",
+        "on the CPU": f"no: {on_cpu}" if on_cpu else f"yes: {_count(host)} kernels, for correctness",
+        "from torch": f"yes: torch {found.torch}" if found.torch else "no: arrays of other libraries alone",
+        "commands": f"no: they need {', '.join(needed)}" if needed else "yes",
+    }
+
+
+def _count(facts: LibraryFacts | None) -> int:
+    return sum(sum(counts.values()) for counts in facts.kernels.values()) if facts else 0
+
+
 def _gpu_problems(found: Inventory, cuda: LibraryFacts | None) -> list[Trouble]:
     troubles: list[Trouble] = []
     if found.driver_cuda is None:

@@ -56,6 +56,7 @@ class Settings:
     ceilings: Ceilings | None = None  # of the GPU; without them no time is impossible
     checked_scores: int | None = None  # of a problem's, at most; None: as many as is usual for its kind
     loops: int = 0  # of calls from Python for problems that are over quickly (wall.py); 0: timing.py's three
+    keep: Callable[[str, Timing], None] | None = None  # is given each provider's timing, raw times included
 
 
 @dataclasses.dataclass
@@ -108,6 +109,8 @@ def measure(case: Case, settings: Settings) -> list[Row]:
             timings = time_on_cpu(contestants, repeats=settings.repeats, failed=failed)
         for name, timing in timings.items():
             entries[name].timing = timing
+            if settings.keep is not None:
+                settings.keep(name, timing)
             _recheck(entries[name], contestants[name])
             entries[name].input_sets = contestants[name].num_sets
             _check_floor(entries[name], case, inputs[0].conditions.visible, settings)

@@ -41,12 +41,16 @@ MIN_REPLAYS = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What was measured; `note` says how, where that was not the usual way."""
+    """What was measured; `note` says how, where that was not the usual way.
+
+    `samples_us`: the time of a call in each replay on a GPU, or of each call on a CPU, in their order.
+    """
 
     gpu_us: float | None = None
     gpu_us_spread: float | None = None
     wall_us: float | None = None
     note: str | None = None
+    samples_us: tuple[float, ...] = ()
 
 
 class Contestant:
@@ -205,6 +209,7 @@ def time_on_gpu(
             gpu_us_spread=spread(samples),
             wall_us=replay.wall_us,
             note=replay.note,
+            samples_us=tuple(samples),
         )
     return timings
 
@@ -241,7 +246,11 @@ def time_on_cpu(
             except Exception as error:
                 failed(name, error)
                 del samples[name]
-    return {name: Timing(wall_us=statistics.median(times)) for name, times in samples.items() if times}
+    return {
+        name: Timing(wall_us=statistics.median(times), samples_us=tuple(times))
+        for name, times in samples.items()
+        if times
+    }
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -57,7 +57,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
         else:
             lengths = (rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
             result = varlen.run(
-                *options[1:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks,
+                *options[:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks,
                 is_operator=True,
             )  # fmt: skip
         return result[0], result[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,16 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     copies: tuple[str, ...] = ()
 
+    @property
+    def predicted_us(self) -> float:
+        """Microseconds of the chosen kernel by its family's cost model, at the clock that models count with.
+
+        NaN where it is none of the legal candidates (named by the caller for another GPU).
+        """
+        chosen = self.choice.kernel
+        costs = (one.estimate for one in self.candidates if one.kernel.index == chosen.index)
+        return next((cost.microseconds for cost in costs if cost is not None), math.nan)
+
     def __str__(self) -> str:
         lines = [
             f"{self.problem}",
@@ -44,6 +55,7 @@ class Explanation:
             f"chosen   {self.choice.kernel.name} ({self.choice.reason})",
             f"it is    {self.choice.kernel.accuracy}, code for {self.choice.kernel.code}",
             *(f"copied   {text}" for text in self.copies),
+            f"model    {self.predicted_us:.4g} us on {self.device.name}, a prediction of its cost model",
             "",
         ]
         width = max(len(candidate.kernel.name) for candidate in self.candidates)

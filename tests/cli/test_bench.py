@@ -130,6 +130,57 @@ def test_what_must_not_pass(
     assert results.load(next(tmp_path.glob("*.json"))).rows == [row]
 
 
+@pytest.mark.parametrize(
+    ("before_us", "status", "text"),
+    [
+        (10.0, 0, "regressions: 0"),
+        (20.0, 0, "0.500  faster"),
+        (9.0, 1, "mission, B1 H8 S512 D64, f16, fused: slower"),
+    ],
+)
+def test_against_an_earlier_file(
+    before_us: float,
+    status: int,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run is recorded as always, then compared: what became slower decides the exit status."""
+    earlier = tmp_path / "earlier.json"
+    results.save(results.Results(made.ENV, [made.row("fused", before_us, gpu_us_spread=0.1)]), earlier)
+    row = made.row("fused", 10.0, gpu_us_spread=0.1)
+    monkeypatch.setattr("sdpa_cutlass.cli.measure.measure", lambda *arguments: [row])
+    assert run(tmp_path / "new", "--against", str(earlier)) == status
+    output = capsys.readouterr().out
+    assert text in output
+    assert "gpu differs: NVIDIA H200 → None" in output
+    assert results.load(next((tmp_path / "new").glob("*.json"))).rows == [row]
+
+
+def test_a_wrong_row_fails_although_it_is_no_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = tmp_path / "earlier.json"
+    results.save(results.Results(made.ENV, [made.row("fused", 10.0), made.row("piped", 10.0)]), earlier)
+    rows = [made.row("fused", None, status="wrong: NaN"), made.row("piped", 10.0)]
+    monkeypatch.setattr("sdpa_cutlass.cli.measure.measure", lambda *arguments: rows)
+    assert run(tmp_path / "new", "--against", str(earlier)) == 1
+
+
+def test_against_what_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is none is found before anything is measured; one of other problems after."""
+    assert run(tmp_path / "new", "--against", str(tmp_path / "missing.json")) == 2
+    assert "missing.json" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    earlier = tmp_path / "earlier.json"
+    results.save(results.Results(made.ENV, [made.row("fused", 10.0, batch=7)]), earlier)
+    monkeypatch.setattr("sdpa_cutlass.cli.measure.measure", lambda *arguments: [made.row("fused")])
+    assert run(tmp_path / "new", "--against", str(earlier)) == 2
+    assert "share no problem" in capsys.readouterr().err
+    assert list((tmp_path / "new").glob("*.json"))
+
+
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, measured: list[tuple[str, Any]]) -> None:
     """A GPU as far as the command goes: problems are noted, not measured."""
     env = made.ENV | {"gpu": "NVIDIA GeForce RTX 4090", "gpu_uuid": "GPU-1", "l2_bytes": 72 * 2**20}

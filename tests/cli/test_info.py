@@ -48,6 +48,12 @@ NO_GPU = {"gpus": (), "driver": None, "driver_cuda": None, "torch_cuda": None}
 REPORT = """\
 sdpa_cutlass 0.1.0, Python 3.11.7, Linux x86_64
 
+What works here
+  on a GPU     yes: NVIDIA L4, 12 kernels
+  on the CPU   no: the host library cannot be used
+  from torch   yes: torch 2.13.0
+  commands     yes
+
 The cuda library (for NVIDIA GPUs)
   file         /lib/cuda.so
   built        version 0.1.0, space release, digest dddddddddddddddd
@@ -82,6 +88,36 @@ Problems
 def test_report() -> None:
     found = dataclasses.replace(GOOD, libraries=(CUDA, dataclasses.replace(HOST, **NOT_THERE)))
     assert info.render(found, inventory.problems(found)) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"on a GPU": "yes: NVIDIA L4, 12 kernels", "on the CPU": "yes: 12 kernels, for correctness"}),
+        (NO_GPU, {"on a GPU": "no: no GPU", "from torch": "yes: torch 2.13.0"}),
+        ({"libraries": (HOST,)}, {"on a GPU": "no: the cuda library cannot be used"}),
+        (
+            {"driver_cuda": 12040},
+            {"on a GPU": "no: the driver supports CUDA 12.4, the library needs 13.0"},
+        ),
+        (
+            {"gpus": (dataclasses.replace(L4, name="NVIDIA T4", compute_capability=(7, 5)),)},
+            {"on a GPU": "no: the library was built for 89, but NVIDIA T4 is sm_75"},
+        ),
+        (
+            {"torch": None},
+            {"from torch": "no: arrays of other libraries alone", "commands": "no: they need torch"},
+        ),
+        ({"cli_packages": {"rich": None}}, {"commands": "no: they need rich"}),
+        (
+            {"launcher": "it is refused", "launcher_is_refused": True},
+            {"on a GPU": "no: it is refused", "on the CPU": "no: it is refused"},
+        ),
+    ],
+)
+def test_what_works(changes: dict[str, object], expected: dict[str, str]) -> None:
+    found = inventory.works(dataclasses.replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from sdpa_cutlass.cli import tables
+from sdpa_cutlass.cli import cpu_tables, tables
+from sdpa_cutlass.cli.predictions import CARDS, predict
 from sdpa_cutlass.cli.results import Results
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import read_kernels
 from tests.cli import rows as made
 
 MARKDOWN = """\
@@ -64,14 +69,17 @@ def test_terminal() -> None:
 
 
 CPU_TABLE = """\
-| problem | fused kernel | err O | bound O | err LSE | bound LSE | verdict | piped err O | piped verdict |
-|---|---|---:|---:|---:|---:|---:|---:|---:|
-| B1 H8 S512 D64 | m32n64_s1_w4 | 1.5e-04 | 3.0e-04 | 5.0e-07 | 1.0e-04 | right | - | refused |
-| B1 H8 S512 D64 causal | m32n64_s1_w4 | 4.0e-03 | 3.0e-04 | - | - | wrong | 2.0e-04 | right |
-"""
+| problem | fused kernel | err O | bound O | err LSE | bound LSE | verdict | piped err O | piped verdict | L4 µs, predicted | RTX 4090 µs, predicted | H200 µs, predicted |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+| B1 H8 S512 D64 | m32n64_s1_w4 | 1.5e-04 | 3.0e-04 | 5.0e-07 | 1.0e-04 | right | - | refused | 3 | 2 | 1 |
+| B1 H8 S512 D64 causal | m32n64_s1_w4 | 4.0e-03 | 3.0e-04 | - | - | wrong | 2.0e-04 | right | 3 | 2 | 1 |
+"""  # noqa: E501
 
 
-def test_without_a_gpu_the_table_has_errors_bounds_and_verdicts() -> None:
+def test_without_a_gpu_the_table_has_errors_bounds_verdicts_and_predictions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_tables, "predictions", lambda row: ["3", "2", "1"])
     kernel = "fmha_fwd_sm89_d64_m32n64_s1_w4_f16"
     ours = {"wall_us": 3e4, "kernel": kernel, "bound_out": 3e-4}
     rows = [
@@ -88,9 +96,10 @@ def test_without_a_gpu_the_table_has_errors_bounds_and_verdicts() -> None:
     for text in (printed(cpu), tables.to_markdown(cpu)):
         assert "times and ratios on a CPU mean nothing" in " ".join(text.split())
         assert "CPU: Some CPU" in text
+        assert "are predictions of the cost models" in " ".join(text.split())
         assert "fused: right on 1 of 2 problems" in text
         assert "piped: right on 1 of 2 problems" in text
-        for word in ("geometric", "µs", "TFLOP", "torch_cudnn", "30000"):
+        for word in ("geometric", "fused µs", "TFLOP", "torch_cudnn", "30000"):
             assert word not in text
 
 
@@ -104,3 +113,14 @@ def test_what_did_not_run_says_why() -> None:
     assert "wrong" in text
     assert "no [bold] kernel" in text
     assert "9.00" not in text
+
+
+def test_predictions_are_those_of_the_cost_models() -> None:
+    """With the host library's kernels; on none of these cards was anything measured here."""
+    rows = read_kernels(library(Target.HOST))
+    row = made.row("fused", None)
+    shown = cpu_tables.predictions(row)
+    assert [float(one) for one in shown] == [
+        pytest.approx(found.microseconds, rel=5e-3) for card in CARDS if (found := predict(rows, row, card))
+    ]
+    assert cpu_tables.predictions(made.row("fused", None, head_dim=512)) == ["-"] * 3  # no kernel

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("tests/data/*.md"),
     ]
@@ -57,7 +59,36 @@ def test_no_path_of_somebodys_machine(document: Path) -> None:
     assert re.findall(r"(?<![\w.$}/])/(?:home|root|work|tmp|Users)/\S*", text) == []
 
 
-RUN = {"README.md": 1, "docs/tour.md": 0, "docs/tasks.md": 1}  # calls of torch's function that are served
+MADE = re.compile(r"<!-- (results|semantics|output):.*?<!-- end \1 -->", re.DOTALL)
+LONGEST_PAGE = 300  # lines that a person wrote
+
+
+@every_document
+def test_no_page_is_too_long(document: Path) -> None:
+    """Data between markers does not count, nor does the list of all changes."""
+    if document.name != "CHANGELOG.md":
+        text = MADE.sub("", document.read_text(encoding="utf-8"))
+        assert len(text.splitlines()) <= LONGEST_PAGE
+
+
+@every_document
+def test_every_table_has_a_head(document: Path) -> None:
+    """A first row with words in it, and a rule of as many cells below."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    for table in tables:
+        head, rule = [line.strip().strip("|").split("|") for line in table.splitlines()[:2]]
+        assert any(cell.strip() for cell in head), table[:200]
+        assert all(re.fullmatch(r"\s*:?-{2,}:?\s*", cell) for cell in rule), table[:200]
+        assert len(head) == len(rule), table[:200]
+
+
+RUN = {
+    "README.md": 1,
+    "docs/tour.md": 0,
+    "docs/tasks.md": 1,
+    "docs/migration.md": 0,
+}  # calls of torch's function that are served
 MOST_LINES = 160  # of the README
 
 
@@ -70,6 +101,28 @@ def test_printed_python_runs(name: str) -> None:
     for code in blocks:
         exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), names)  # noqa: S102
     assert getattr(names.get("usage"), "served", 0) == RUN[name]
+
+
+APART = ("docs/transformers.md", "docs/testing.md")  # their code changes the process
+
+
+def test_every_page_with_python_is_run() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    printed = {
+        str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text(encoding="utf-8")
+    }
+    assert printed == {*RUN, *APART}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_printed_python_runs_in_a_process_of_its_own(name: str) -> None:
+    if "transformers" in name:
+        pytest.importorskip("transformers")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_is_a_first_screen() -> None:

@@ -1,4 +1,4 @@
-"""docs/semantics.md: the table of mappings is the one that the tests run, row by row."""
+"""docs/edge-cases.md: the table of mappings is the one that the tests run, row by row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.library import mappings
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "semantics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "edge-cases.md"
 
 
 def test_the_table_is_the_one_that_is_tested() -> None:

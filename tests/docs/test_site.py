@@ -65,7 +65,8 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     """Every page is there and loads nothing from elsewhere; files that it links to are files of the site."""
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    pages = sorted(str(path.relative_to(docs).with_suffix("")) for path in docs.rglob("*.md"))
     for name in (*pages, "index", "changelog", "contributing"):
         page = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
         assert 'src="http' not in page, name
@@ -73,6 +74,8 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     home = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'href="testing.html#the-numerics-rule"' in home
     assert 'src="img/front.png"' in home
+    assert 'href="explore.html"' in home
+    assert "Every measured row" in (tmp_path / "explore.html").read_text(encoding="utf-8")
     raw = "repository/benchmarks/results/2026-11-24-h200-f16-hopper.json"
     assert f'href="{raw}"' in home
     assert (tmp_path / raw).is_file()
@@ -80,7 +83,10 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    assert [path.name for path in (ROOT / "docs").glob("*.md") if f": {path.name}\n" not in menu] == []
+    docs = ROOT / "docs"
+    pages = [str(path.relative_to(docs)) for path in docs.rglob("*.md")]
+    assert [page for page in pages if f": {page}\n" not in menu] == []
+    assert ": explore.html\n" in menu
 
 
 def test_broken_links_stop_the_site(checkout: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Every meaning that PyTorch, flash_attn and transformers give to an argument, and what stands for it here.
 
-A row of docs/semantics.md is made from each, and test_mappings.py runs its check on every device: this
+A row of docs/edge-cases.md is made from each, and test_mappings.py runs its check on every device: this
 library and torch's own kernel on the same call. On the CPU the operator of flash attention has no kernel;
 there float64 with the operator's mask written out answers in its place.
 """

@@ -262,6 +262,10 @@ def test_explain_prints_every_kernel(family: Family, rand: Rand) -> None:
     assert f"chosen   {found.choice.kernel.name} (" in text
     accuracy = "rounded logits" if family is Family.UNFUSED else "exact"
     assert f"it is    {accuracy}, code for 89\n" in text
+    assert f"model    {found.predicted_us:.4g} us on host (modelled as NVIDIA L4), a prediction" in text
+    chosen = next(one for one in found.candidates if one.kernel is found.choice.kernel)
+    assert chosen.estimate is not None
+    assert found.predicted_us == chosen.estimate.microseconds
     listed = sum(f" {row.name} " in text.split("\n\n")[1] for row in rows)
     refused = sum(int(line.split()[0]) for line in text.splitlines() if " kernels refused: " in line)
     assert listed + refused == len(rows)

@@ -1,4 +1,4 @@
-"""Each row of the table of mappings in docs/semantics.md gives what torch's own kernel gives."""
+"""Each row of the table of mappings in docs/edge-cases.md gives what torch's own kernel gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every line of the tables in docs/semantics.md: the edge cases of benchmarks/semantics, run by this library.
+"""Every line of the tables in docs/edge-cases.md: the cases of benchmarks/semantics, run by this library.
 
 A case says in words what must come out ("right", "0, LSE −∞", "NaN", "refused", ...); here the words are made
 from what does come out.

@@ -1,4 +1,10 @@
-"""What the baseline costs: two GEMMs and a softmax between them, one launch each."""
+"""What the baseline costs: two GEMMs and a softmax between them, one launch each.
+
+Most of it is the logits, which cross memory four times in 16 bits: written by the first GEMM, read and
+written by the softmax, read by the second GEMM. Their price, the same for every tile, and what a causal mask
+does not save were fitted to `piped` in the committed results of an H200 (2026-11-22). The price is 8 bytes a
+logit at about 4.4 TB/s, which is near that card's DRAM. docs/predictions.md says how good the fit is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from collections.abc import Callable
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import Problem
+from ..visible_keys import CausalRows
 from .model import (
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
@@ -19,13 +26,14 @@ from .model import (
 )
 
 _SMEM_PER_SM = 102400  # sm_89
-_LOGIT_BYTES = 4  # read once and written once, in 16 bits
+_LOGIT_CLOCKS = 0.42  # of an SM, for a logit
+_CAUSAL_REST = 0.4  # of the work at tiles that a causal mask hides
 
 
 class Unfused(Model):
     """Q·Kᵀ in tiles of the row, a softmax that reads logits and writes P, P·V in tiles as wide as head_dim.
 
-    Rougher than the fused model and fitted to nothing: it only has to rank tiles of the same pipeline.
+    Rougher than the fused model. Only the GEMMs tell tiles of the same pipeline apart.
     """
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
@@ -49,8 +57,12 @@ class Unfused(Model):
         qk_cycles = gemm(rows, keys, problem.head_dim, kernel.block_m, kernel.block_n)
         pv_cycles = gemm(rows, kernel.head_dim, keys, min(kernel.block_m, 128), kernel.head_dim)
         logits = heads * rows * keys
-        softmax_cycles = CTA_CYCLES + _LOGIT_BYTES * logits / (device.sms * L2_BYTES_PER_CLOCK)
-        return 3 * LAUNCH_CYCLES + qk_cycles + softmax_cycles + pv_cycles, 0
+        work = qk_cycles + pv_cycles + _LOGIT_CLOCKS * logits / device.sms
+        if problem.is_causal:
+            tiles = CausalRows(problem, kernel.block_m, 1)
+            seen = tiles.all_rounds(kernel.block_n) / (tiles.count * ceil_div(keys, kernel.block_n))
+            work *= _CAUSAL_REST + (1 - _CAUSAL_REST) * seen
+        return 3 * LAUNCH_CYCLES + CTA_CYCLES + work, 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel, rows, keys = self.kernel, problem.seqlen_q, problem.seqlen_k

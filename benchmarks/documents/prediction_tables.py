@@ -1,0 +1,99 @@
+"""The blocks of docs/predictions.md: times that the cost models predict, and how well they did elsewhere.
+
+predictions      mission and long on an L4 and an RTX 4090, with the physical floor
+prediction_goal  what each card's arithmetic says of the mission's 5 µs
+model_quality    predictions next to measurements of result files, a line a family (model_quality.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.documents import kernel_rows, model_quality
+from benchmarks.documents.model_quality import LEAST_RANK, MOST_ERROR, Quality
+from sdpa_cutlass.choice.cost.model import CLOCK_GHZ, CTA_CYCLES, LAUNCH_CYCLES, ceil_div
+from sdpa_cutlass.cli import suites
+from sdpa_cutlass.cli.cells import number
+from sdpa_cutlass.cli.predictions import L4, RTX_4090, Card, Prediction, predict, row_of
+from sdpa_cutlass.cli.results import Results
+from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.cli.summary import tile
+
+SUITES = ("mission", "long")
+ADA = (L4, RTX_4090)
+GOAL_US = 5.0
+MISSING = "–"
+
+
+def tables() -> list[str]:
+    """A table a card, in Markdown."""
+    lines: list[str] = []
+    for card in ADA:
+        lines += [f"**{card.name}**, {card.sms} SMs, predicted", "", *_table(card), ""]
+    return lines[:-1]
+
+
+def _table(card: Card) -> list[str]:
+    head = ["batch", "heads", "seqlen", "head_dim", "causal", "tile"]
+    head += [f"predicted at {CLOCK_GHZ} GHz, µs", f"predicted at {card.boost_ghz:.2f} GHz, µs", "floor, µs"]
+    lines = [_line(head), _line(["---:"] * 4 + ["---"] * 2 + ["---:"] * 3)]
+    for case in suites.cases_of(SUITES):
+        found = predict(kernel_rows.release(), row_of(case), card)
+        lines.append(_line(_cells(case, found)))
+    return lines
+
+
+def _cells(case: Case, found: Prediction | None) -> list[str]:
+    sizes = [str(size) for size in (case.batch, case.num_heads_q, case.seqlen_q, case.head_dim)]
+    sizes.append("yes" if case.causal else "no")
+    if found is None:
+        return [*sizes, *[MISSING] * 4]
+    times = (found.microseconds, found.microseconds_at_boost, found.floor_us)
+    return [*sizes, f"`{tile(found.kernel.name)}`", *map(number, times)]
+
+
+def goal() -> list[str]:
+    """For each card and mission problem, a sentence: whether 5 µs can be reached, and why."""
+    return [f"- {_sentence(card, case)}" for card in ADA for case in suites.mission()]
+
+
+def _sentence(card: Card, case: Case) -> str:
+    row = row_of(case)
+    floor = card.floor_us(row)
+    ends = (LAUNCH_CYCLES + CTA_CYCLES) / card.boost_ghz / 1e3
+    found = predict(kernel_rows.release(), row, card)
+    assert found is not None
+    ctas = found.estimate.ctas
+    is_reachable = floor + ends < GOAL_US
+    return (
+        f"**{card.name}{', causal' if case.causal else ''}**: {GOAL_US:g} µs "
+        f"{'is not ruled out by this arithmetic' if is_reachable else 'is out of reach'}. "
+        f"The products alone take {floor:.2f} µs at the peak of {card.peak_tflops:.0f} TFLOP/s. "
+        f"A launch, a tile's first loads and its last stores take {ends:.2f} µs more in the model "
+        f"({LAUNCH_CYCLES + CTA_CYCLES} clocks at {card.boost_ghz:.2f} GHz), together {floor + ends:.2f} µs. "
+        f"Predicted are {found.microseconds_at_boost:.1f} µs at that clock and {found.microseconds:.1f} µs "
+        f"at {CLOCK_GHZ} GHz, with {ctas} CTAs on {card.sms} SMs, at most {ceil_div(ctas, card.sms)} on one."
+    )
+
+
+def quality(files: Sequence[Results]) -> list[str]:
+    """A line a family, then those of the suite that no model covers."""
+    found = model_quality.qualities(files)
+    head = ["family", "card", "kernels timed", "rank correlation", "median error", "goal"]
+    lines = [_line(head), _line(["---"] * 2 + ["---:"] * 3 + ["---"])]
+    lines += [_line(_quality_cells(one)) for one in found]
+    lines += ["", f"The goal is a rank correlation of {LEAST_RANK} and a median error of {MOST_ERROR:.0%}."]
+    missing = model_quality.unmeasured(files)
+    if missing:
+        lines.append(f"Families with a model and no measurement in these files: {', '.join(missing)}.")
+    return lines
+
+
+def _quality_cells(one: Quality) -> list[str]:
+    rank = MISSING if one.rank is None else f"{one.rank:.3f}"
+    verdict = "met" if one.is_good else "**not met**"
+    return [one.what, one.card, str(one.rows), rank, f"{100 * one.error:.1f} %", verdict]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
