@@ -4,6 +4,7 @@
 namespace sdpa {
 
 extern const KernelRow kcombine_sm89_d256_s4_w4_rows[2];
+extern const KernelRow kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows[2];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
@@ -13,6 +14,7 @@ extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kcombine_sm89_d256_s4_w4_rows, 2},
+    {kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows, 2},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows, 1},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
@@ -20,9 +22,9 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 7;
+extern const int kNumRowSpans = 8;
 
-extern const char *const kGeneratorDigest = "643d408bcc0441c828cda99af549136e9475213ffd27c345387e455bcddf124b";
+extern const char *const kGeneratorDigest = "63ea0c748caa1578b5587a4293dad90570860df5ee40df5950896fa315a71484";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa
