@@ -209,9 +209,9 @@ class Offer:
         """What the prices of all kernels follow from."""
         rows, heads, heads_kv = problem.seqlen_q, problem.num_heads_q, problem.num_heads_kv
         keys, offset, window = problem.seqlen_k, problem.causal_offset, problem.window
+        if window is not None:  # its ends lie within blocks
+            return problem.batch, heads, heads_kv, rows, keys, offset, window
         tiles_of_keys = -(-keys // self._keys_of_a_price)
-        if window is not None:
-            return problem.batch, heads, heads_kv, rows, tiles_of_keys, offset, window
         last: int | None = None
         if problem.causal is None or offset >= keys - 1:  # all see every key
             offset = -1

@@ -50,6 +50,7 @@ class FmhaFwdQ8(Model):
         self._block = (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
         self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
         self._is_causal = problem.is_causal
+        self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:

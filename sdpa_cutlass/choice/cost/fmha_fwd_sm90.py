@@ -81,7 +81,8 @@ class FmhaFwdSm90(Model):
         if self.kernel.is_general or tiles <= sms:
             return False
         keys = min(problem.seqlen_k, max(problem.seqlen_q + problem.causal_offset, 0))
-        return keys <= _MOST_KEYS and keys * self._clocks_by_key * 5 // 4 <= _SAVED_BY_TILE * tiles // sms
+        whole = ceil_div(keys, self.kernel.block_n) * self.kernel.block_n  # where grid.hpp counts keys
+        return keys <= _MOST_KEYS and whole * self._clocks_by_key * 5 // 4 <= _SAVED_BY_TILE * tiles // sms
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
