@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...library.device import DeviceInfo
-from ...library.registry import KernelInfo
-from ...problem import Problem
+if TYPE_CHECKING:
+    from ...library.device import DeviceInfo
+    from ...library.registry import KernelInfo
+    from ...problem import Problem
 
 CLOCK_GHZ = 1.75  # of the fits; other clocks scale all times alike
 LAUNCH_CYCLES = 1500
