@@ -26,7 +26,7 @@ import torch
 from ..call import calls, checks, outputs, planning, rng
 from ..call.planning import Inputs, Options, Result
 from ..library.registry import Family
-from . import varlen_ops  # noqa: F401  varlen_ops registers its own
+from . import backward_ops, varlen_ops  # noqa: F401  they register their own
 from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
 
 # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
