@@ -28,7 +28,7 @@ from ..call import calls, checks, outputs, planning, rng
 from ..call.planning import Inputs, Options, Result
 from ..call.precision import asked_of
 from ..library.registry import Family
-from . import varlen_ops  # noqa: F401  varlen_ops registers its own
+from . import backward_ops, varlen_ops  # noqa: F401  they register their own
 from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
 
 # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.

@@ -40,17 +40,10 @@ BACKWARDS: tuple[Mutant, ...] = (
         "delta and dP are scaled apart under dropout",
     ),
     _backward(
-        "rows_without_keys_keep_their_lse",
-        _STATISTICS,
-        "is_empty ? make_float2(INFINITY, 0.f)",
-        "false ? make_float2(INFINITY, 0.f)",
-        "an lse of -inf makes exponents of +inf, and a bias of -inf NaN of them",
-    ),
-    _backward(
         "lse_in_natural_units",
         _STATISTICS,
-        "make_float2(lse * kLog2e,",
-        "make_float2(lse,",
+        ": lse * kLog2e;",
+        ": lse;",
         "P is taken to base 2 with an lse to base e",
     ),
     # ---- the loop ----

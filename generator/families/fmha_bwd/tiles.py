@@ -26,7 +26,7 @@ def tiles(*names: str) -> tuple[FmhaBwdTile, ...]:
 # Smaller head dimensions are served by the next larger one.
 TILES: TilesByHeadDim = {
     64: tiles("m64n64_s2_w4_q64k64"),
-    96: tiles("m64n64_s2_w4_q64k64"),
+    96: tiles("m32n64_s2_w4_q64k64"),
     128: tiles("m32n64_s2_w4_q64k64"),
 }
 

@@ -84,7 +84,6 @@ struct Mainloop {
     using CopyA = fmha_fwd::TileCopy<Traits, kOwn>;
     using CopyB = fmha_fwd::TileCopy<Traits, kStream>;
     const auto load_b = [&](int head, int block, int slot) SDPA_INLINE_LAMBDA {
-      const int tid = Arch::thread_idx_again();  // addresses are found anew: the loop needs their registers
       const int rows_left = stream_length - block * kStream;
       const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, tid);
       copy0.template load<true>(copy0.source(), block, b_at(slot, 0), rows_left, params.head_dim);

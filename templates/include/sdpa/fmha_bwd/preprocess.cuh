@@ -8,6 +8,7 @@
 // multiple of kPaddedRows, and statistics are written for those too.
 #pragma once
 
+#include <cfloat>
 #include <cstring>
 
 #include "sdpa/attention/constants.hpp"
@@ -26,6 +27,8 @@ struct Preprocess {
   static constexpr int kPasses = 2;
   static constexpr int kRowsPerCta = kPasses * kRowsPerPass;
   static constexpr int kVectors = (Traits::kHeadDim / 8 + kLanes - 1) / kLanes;  // of 16 bytes, of a lane
+  // Lower ones have no finite value in log2 units. Only biases of the lowest finite numbers lead there, and P is 0 then.
+  static constexpr float kLowest = -2e38f;
   static_assert(kPaddedRows % kRowsPerCta == 0);
 
   SDPA_DEVICE static void run(const Params &params) {
@@ -44,6 +47,7 @@ struct Preprocess {
         if (params.dlse != nullptr) dlse = params.dlse[at];
       }
       const bool is_empty = lse == -INFINITY;
+      const float lse_log2 = lse < kLowest ? -FLT_MAX : lse * kLog2e;
       float delta = 0.f;
       if (!is_empty) {
         const auto row_of = [&](const TensorRef &tensor) SDPA_INLINE_LAMBDA {
@@ -61,7 +65,7 @@ struct Preprocess {
       for (int step = kLanes / 2; step > 0; step /= 2) delta += Arch::shfl_xor(delta, step);
       if (lane == 0)
         params.statistics[int64_t{bidbh} * params.padded_rows + row] =
-            is_empty ? make_float2(INFINITY, 0.f) : make_float2(lse * kLog2e, params.p_keep * (delta - dlse));
+            is_empty ? make_float2(INFINITY, 0.f) : make_float2(lse_log2, params.p_keep * (delta - dlse));
     }
   }
 
