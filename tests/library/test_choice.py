@@ -59,7 +59,8 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
         and (device is H200 or not row.is_for_one_arch)
         and not select.mismatches(row, problem)
     ]
-    plain = {row.family for row, _ in legal if not row.is_general}
+    tallest_first = sorted((row for row, _ in legal if not row.is_general), key=lambda row: -row.block_m)
+    plain = {row.family: row.block_m for row in tallest_first}  # the fewest rows of a family's tiles
     legal.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
     return [(row.name, cost.num_splits) for row, cost in legal]
 

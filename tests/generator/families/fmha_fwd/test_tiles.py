@@ -104,14 +104,14 @@ def test_smoke_is_a_handful_that_touches_every_axis() -> None:
 def test_sweep_spans_its_axes_for_each_head_dim() -> None:
     kernels = _kernels("sweep")
     assert {c.head_dim for c in kernels} == set(HEAD_DIMS)
-    for head_dim in HEAD_DIMS[:-1]:  # the largest has room for few tiles
+    for head_dim in HEAD_DIMS[:-2]:  # the largest have room for few tiles
         swept = [c.tile for c in kernels if c.head_dim == head_dim]
         assert {tile.block_m for tile in swept} >= {32, 64, 128}
         assert {tile.block_n for tile in swept} >= {64, 128}
         assert {tile.stages for tile in swept} >= {1, 2}
         assert {tile.warps for tile in swept} >= {2, 4, 8}
         assert {tile.q_in_regs for tile in swept} == {False, True}
-        fits = (1, 2, 4) if head_dim <= 128 else (1, 2)  # rings of larger ones leave no room for four
+        fits = (1, 2, 4) if head_dim <= 128 else (1, 2)  # the rings of four have no room
         kv_groups = {groups for groups in fits if head_dim % (8 * groups) == 0}
         assert {tile.kv_groups for tile in swept} >= kv_groups
     assert {c.dtype for c in kernels} == {DType.F16}

@@ -15,7 +15,7 @@ EXAMPLES = [
     ("unfused_block", "unfused_sm89_d64_m96n128_s3_w4_f16", "96", "unfused_sm89_d64_m128n128_s3_w4_f16"),
     ("unfused_warp_tile", "unfused_sm89_d64_m64n64_s3_w8_f16", "512", "unfused_sm89_d64_m64n128_s3_w8_f16"),
     ("smem", "unfused_sm89_d64_m256n128_s5_w8_f16", "122880", "unfused_sm89_d64_m256n128_s4_w8_f16"),
-    ("registers", "unfused_sm89_d64_m256n128_s3_w4_f16", "312", "unfused_sm89_d64_m256n128_s3_w8_f16"),
+    ("registers", "unfused_sm89_d64_m256n128_s3_w4_f16", "311", "unfused_sm89_d64_m256n128_s3_w8_f16"),
 ]
 
 
