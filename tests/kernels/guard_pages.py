@@ -71,9 +71,9 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
     )
     one_key = replace(base, q=base.q[:, :, :1], k=base.k[:, :, :1], v=base.v[:, :, :1])
     yield (
-        one_key
-        if not mask_dtypes(info)
-        else replace(one_key, mask=random_mask(torch.bool, (1, 1), "cpu", density=1))
+        replace(one_key, mask=random_mask(torch.bool, (1, 1), "cpu", density=1))
+        if info.mask_types
+        else one_key
     )
 
 

@@ -152,10 +152,19 @@ def test_hoppers_family_wins_where_its_instructions_are(
 def test_few_tiles_and_what_hoppers_family_does_not_take_are_the_others() -> None:
     mission = {"num_heads_q": 8, "num_heads_kv": 8, "seqlen_q": 512, "seqlen_k": 512}
     assert chosen(H200, **mission).family is Family.FMHA_FWD
-    for other in ({"mask": MaskType.BOOL}, {"has_dropout": True}, {"has_lengths": True}):
+    for other in ({"mask": MaskType.BOOL}, {"has_dropout": True}):
         problem = made_problem(**square(2048, 64), **other)
         found = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
         assert {row.family for row, _ in found} == {Family.FMHA_FWD}
+
+
+@pytest.mark.parametrize("asked", [{"has_lengths": True}, {"window": (512, 0)}, {"has_sinks": True}], ids=str)
+def test_lengths_windows_and_sinks_are_in_one_ranking(asked: dict[str, Any]) -> None:
+    problem = made_problem(**square(2048, 128), **asked)
+    found = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
+    assert {row.family for row, _ in found} == {Family.FMHA_FWD, Family.FMHA_FWD_SM90}
+    assert found[0][0].family is Family.FMHA_FWD_SM90
+    assert select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, L4)[0][0].family is Family.FMHA_FWD
 
 
 def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(

@@ -75,14 +75,15 @@ struct Epilogue {
 
     if (tid % 32 == 0) {
       if (first_row + warp * kWarpRows < num_rows) {
-        const MapRows<Traits> rows = MapRows<Traits>::of_q(params, sequence.num_rows, sequence);
+        MapRows<Traits> rows;
+        if constexpr (Traits::kIsGeneral)
+          rows = MapRows<Traits>::make(params.ragged_out, tile.bidb, sequence.first_row_q, sequence.num_rows);
         CUTE_UNROLL
         for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
           const Element *const chunk = room + col * kWarpgroupRows + warp * kWarpRows * Traits::kSmemCols;
           const int row = first_row + warp * kWarpRows;
           if constexpr (Traits::kIsGeneral) {
-            Arch::tma_store(&params.map_out, chunk, col, rows.before + row, tile.bidh,
-                            tile.bidb * params.step_out.batch, rows.end);
+            Arch::tma_store(&params.map_out, chunk, col, rows.before + row, tile.bidh, rows.end, kRaggedRows);
           } else {
             Arch::tma_store(&params.map_out, chunk, col, row, tile.bidh, tile.bidb);
           }

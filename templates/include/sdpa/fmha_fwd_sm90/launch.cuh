@@ -3,6 +3,7 @@
 #pragma once
 
 #include <climits>
+#include <numeric>
 
 #include "sdpa/arch/target_sm90.hpp"
 #include "sdpa/attention/checks.hpp"
@@ -37,27 +38,32 @@ inline Status check_tensor_map(const char *name, const void *data, const int64_t
   return {};
 }
 
-// Rows of a tensor, and of the ragged map of one: as many as its longest sequence may have.
 inline int num_rows(const void *cu_seqlens, int seqlen, int total) { return cu_seqlens ? total : seqlen; }
-inline int map_rows(const void *cu_seqlens, int seqlen, int total) {
-  const int rows = cu_seqlens && total < seqlen ? total : seqlen;
-  return rows > 1 ? rows : 1;
-}
 
-// From row to row, in bytes; that of a single row is anything.
-inline int64_t row_bytes(int64_t stride, int rows, int64_t element_bytes) {
-  return rows > 1 ? stride * element_bytes : kVectorBytes;
-}
+// Bytes of a step of a ragged map's fourth dimension, and of a row; those of axes of extent 1 do not count.
+struct RaggedBytes {
+  int64_t step;
+  int64_t row;
+  int64_t batch;
 
-// A ragged map starts before its tensor.
-inline Status check_ragged_map(const char *name, const void *data, int64_t stride, int rows, int map_rows,
+  RaggedBytes(const int64_t (&stride)[3], const int (&extent)[3], int64_t element_bytes)
+      : row(extent[2] > 1 ? stride[2] * element_bytes : kVectorBytes),
+        batch(extent[0] > 1 ? stride[0] * element_bytes : 0) {
+    step = std::gcd(row, batch);
+  }
+  // Steps to the end of the last sequence.
+  int64_t last(const int (&extent)[3]) const { return extent[2] * (row / step) + (extent[0] - 1) * (batch / step); }
+};
+
+inline Status check_ragged_map(const char *name, const int64_t (&stride)[3], const int (&extent)[3],
                                int64_t element_bytes) {
-  const uint64_t before = static_cast<uint64_t>(row_bytes(stride, rows, element_bytes)) * map_rows;
-  if (before <= reinterpret_cast<uintptr_t>(data)) return {};
-  return make_status(SDPA_NOT_SUPPORTED,
-                     "%s: %d rows with a stride of %lld elements are more than there are bytes before address %p; a "
-                     "general kernel of this family needs as many",
-                     name, map_rows, static_cast<long long>(stride), data);
+  const RaggedBytes bytes(stride, extent, element_bytes);
+  if (bytes.row < kRaggedWrap && bytes.last(extent) < INT_MAX) return {};
+  return make_status(
+      SDPA_NOT_SUPPORTED,
+      "%s: strides %lld of batches and %lld of rows; a general kernel of this family takes rows below 2^34 "
+      "elements, and fewer than 2^31 steps of their common divisor in all",
+      name, static_cast<long long>(stride[0]), static_cast<long long>(stride[2]));
 }
 
 template <class Traits>
@@ -69,8 +75,8 @@ Status can_implement(const sdpa_params &p) {
     return make_status(SDPA_NOT_SUPPORTED,
                        "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
                        p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p)), INT_MAX);
-  if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > INT_MAX - 2 * Traits::kBlockM)
-    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 384",
+  if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > kRaggedRows - 2 * Traits::kBlockM)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^30 - 384",
                        p.seqlen_q, p.seqlen_k);
   const int rows_q = num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
   const int rows_k = num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
@@ -82,12 +88,10 @@ Status can_implement(const sdpa_params &p) {
   if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q, /*is_input=*/false);
   if constexpr (Traits::kIsGeneral) {
     constexpr int64_t kBytes = sizeof(typename Traits::Element);
-    const int in_map_q = map_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
-    const int in_map_k = map_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
-    if (status.ok()) status = check_ragged_map("q", p.q, p.q_stride[2], rows_q, in_map_q, kBytes);
-    if (status.ok()) status = check_ragged_map("k", p.k, p.k_stride[2], rows_k, in_map_k, kBytes);
-    if (status.ok()) status = check_ragged_map("v", p.v, p.v_stride[2], rows_k, in_map_k, kBytes);
-    if (status.ok()) status = check_ragged_map("out", p.out, p.out_stride[2], rows_q, in_map_q, kBytes);
+    if (status.ok()) status = check_ragged_map("q", p.q_stride, extent_q, kBytes);
+    if (status.ok()) status = check_ragged_map("k", p.k_stride, extent_kv, kBytes);
+    if (status.ok()) status = check_ragged_map("v", p.v_stride, extent_kv, kBytes);
+    if (status.ok()) status = check_ragged_map("out", p.out_stride, extent_q, kBytes);
   }
   return status;
 }
@@ -117,23 +121,25 @@ void set_sections(typename Traits::Params &params, const sdpa_params &p, int64_t
                 int64_t{4} * params.seqlen_k * Traits::kHeadDim, num_sms);
 }
 
-// The same with a fifth dimension: see GeneralParams. `num_rows`: of the tensor, `map_rows`: of the map.
+// A ragged one: see GeneralParams.
 template <class Traits>
-Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char *name, const void *data,
-                       int head_dim, const int64_t (&stride)[3], const int (&extent)[3], int map_rows, int box_rows) {
+Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, RaggedSteps &ragged, const char *name,
+                       const void *data, int head_dim, const int64_t (&stride)[3], const int (&extent)[3],
+                       int box_rows) {
   constexpr uint64_t kBytes = sizeof(typename Traits::Element);
-  steps = {extent[1] > 1 && stride[1] != 0, extent[0] > 1 && stride[0] != 0};
-  const auto row = static_cast<uint64_t>(row_bytes(stride[2], extent[2], kBytes));
-  const uint64_t extents[5] = {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(map_rows),
+  const RaggedBytes bytes(stride, extent, kBytes);
+  steps = {extent[1] > 1 && stride[1] != 0, 0};
+  ragged = {static_cast<int32_t>(bytes.row / bytes.step), static_cast<int32_t>(bytes.batch / bytes.step)};
+  const uint64_t extents[5] = {static_cast<uint64_t>(head_dim), kRaggedRows,
                                steps.head ? static_cast<uint64_t>(extent[1]) : 1,
-                               steps.batch ? static_cast<uint64_t>(extent[0]) : 1, static_cast<uint64_t>(extent[2]) + 1};
-  const uint64_t strides[4] = {row, steps.head ? static_cast<uint64_t>(stride[1]) * kBytes : kVectorBytes,
-                               steps.batch ? static_cast<uint64_t>(stride[0]) * kBytes : kVectorBytes, row};
-  const auto begin = reinterpret_cast<uintptr_t>(data) - row * static_cast<uint64_t>(map_rows);
+                               static_cast<uint64_t>(bytes.last(extent)) + 1, uint64_t{kRaggedRows} + 1};
+  const uint64_t strides[4] = {static_cast<uint64_t>(bytes.row),
+                               steps.head ? static_cast<uint64_t>(stride[1]) * kBytes : kVectorBytes,
+                               static_cast<uint64_t>(bytes.step), static_cast<uint64_t>(kRaggedWrap - bytes.row)};
   const uint32_t box[5] = {Traits::kSmemCols, static_cast<uint32_t>(box_rows), 1, 1, 1};
   constexpr bool kIsBf16 = std::is_same_v<typename Traits::Element, cutlass::bfloat16_t>;
-  return Traits::Arch::make_tensor_map(map, name, kBytes, kIsBf16, reinterpret_cast<const void *>(begin), 5, extents,
-                                       strides, box, Traits::kSwizzleBytes);
+  return Traits::Arch::make_tensor_map(map, name, kBytes, kIsBf16, data, 5, extents, strides, box,
+                                       Traits::kSwizzleBytes);
 }
 
 template <class Traits>
@@ -151,23 +157,22 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
   params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
   params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
   if (p.cu_seqlens_q) params.lse_batch_stride = 0;
-  params.rows_q = map_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
-  params.rows_k = map_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
   const int extent_q[3] = {p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q,
                            num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q)};
   const int extent_kv[3] = {p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv,
                             num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k)};
-  Status status = make_ragged_map<Traits>(params.map_q, params.step_q, "q", p.q, p.head_dim, p.q_stride, extent_q,
-                                          params.rows_q, kWarpgroupRows);
+  Steps step_out;
+  Status status = make_ragged_map<Traits>(params.map_q, params.step_q, params.ragged_q, "q", p.q, p.head_dim,
+                                          p.q_stride, extent_q, kWarpgroupRows);
   if (status.ok())
-    status = make_ragged_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv,
-                                     params.rows_k, Traits::kBlockN);
+    status = make_ragged_map<Traits>(params.map_k, params.step_k, params.ragged_k, "k", p.k, p.head_dim, p.k_stride,
+                                     extent_kv, Traits::kBlockN);
   if (status.ok())
-    status = make_ragged_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv,
-                                     params.rows_k, Traits::kBlockN);
+    status = make_ragged_map<Traits>(params.map_v, params.step_v, params.ragged_v, "v", p.v, p.head_dim_v, p.v_stride,
+                                     extent_kv, Traits::kBlockN);
   if (status.ok())
-    status = make_ragged_map<Traits>(params.map_out, params.step_out, "out", p.out, p.head_dim_v, p.out_stride,
-                                     extent_q, params.rows_q, kWarpRows);
+    status = make_ragged_map<Traits>(params.map_out, step_out, params.ragged_out, "out", p.out, p.head_dim_v,
+                                     p.out_stride, extent_q, kWarpRows);
   params.num_tiles = params.num_ctas = static_cast<uint32_t>(num_tiles<Traits>(p));
   set_sections<Traits>(params, p, Traits::Arch::num_sms());
   return status;

@@ -26,14 +26,24 @@ struct Params : Base {
   uint32_t num_ctas;   // each takes one of as many tiles, then one of the next; see next_tile
 };
 
-// A general kernel learns on the device where a sequence ends, so its maps are ragged: they have a fifth dimension,
-// which steps over rows as well, and start `rows` rows before their tensor. Row r of a sequence of n rows, whose first
-// is row f of the tensor, has the coordinates rows - n + r and f + n: together r + f, and outside of the map from n on.
+// A general kernel learns on the device where a sequence ends, so its maps are ragged: rows from the sequence's end on
+// are outside of them, wherever it ends. The second dimension steps over rows and has kRaggedRows of them; the fourth one
+// goes to where the sequence ends, batch included; the last one goes kRaggedRows rows back, by wrapping around 2^64. Row r
+// of a sequence of n rows has the coordinates kRaggedRows - n + r, the sequence's end, and kRaggedRows: together its
+// address, and outside of the map from n on. (Triton's ragged descriptors do the same.) The address of the map is its
+// tensor's: a copy that is outside in part was seen to touch it.
+inline constexpr int32_t kRaggedRows = 1 << 30;
+inline constexpr int64_t kRaggedWrap = int64_t{1} << 35;  // bytes; times kRaggedRows a multiple of 2^64
+
+// Rows and batches in steps of the fourth dimension, the largest that divide both.
+struct RaggedSteps {
+  int32_t row;
+  int32_t batch;  // 0: packed, or broadcast
+};
+
 template <class TensorMap>
 struct GeneralParams : Params<TensorMap, sdpa::GeneralParams> {
-  int32_t rows_q;  // extents of the maps: no sequence has more rows
-  int32_t rows_k;
-  Steps step_out;  // a packed tensor has no batches
+  RaggedSteps ragged_q, ragged_k, ragged_v, ragged_out;
 };
 
 }  // namespace sdpa::fmha_fwd_sm90

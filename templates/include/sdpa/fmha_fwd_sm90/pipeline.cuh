@@ -25,18 +25,11 @@ struct Slot {
 template <class Traits>
 struct MapRows {
   int before = 0;  // rows of the map before the sequence's first
-  int end = 0;     // the fifth coordinate
+  int end = 0;     // the fourth coordinate
 
   // `num_rows`: those that are read, or written.
-  SDPA_DEVICE static MapRows of_q(const typename Traits::Params &params, int num_rows, const Sequence &sequence) {
-    if constexpr (Traits::kIsGeneral)
-      return {params.rows_q - num_rows, static_cast<int>(sequence.first_row_q) + num_rows};
-    return {};
-  }
-  SDPA_DEVICE static MapRows of_k(const typename Traits::Params &params, const Sequence &sequence) {
-    if constexpr (Traits::kIsGeneral)
-      return {params.rows_k - sequence.seqlen_k, static_cast<int>(sequence.first_row_k) + sequence.seqlen_k};
-    return {};
+  SDPA_DEVICE static MapRows make(const RaggedSteps &steps, int bidb, int64_t first_row, int num_rows) {
+    return {kRaggedRows - num_rows, (static_cast<int>(first_row) + num_rows) * steps.row + bidb * steps.batch};
   }
 };
 

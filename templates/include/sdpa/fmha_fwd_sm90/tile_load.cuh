@@ -20,8 +20,12 @@ struct TileLoad {
 
   // Q of every consumer, then K and V of the blocks from the last to the first.
   SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
-    const MapRows<Traits> rows_q = MapRows<Traits>::of_q(params, sequence.seqlen_q, sequence);
-    const MapRows<Traits> rows_k = MapRows<Traits>::of_k(params, sequence);
+    MapRows<Traits> rows_q, rows_k, rows_v;
+    if constexpr (Traits::kIsGeneral) {
+      rows_q = MapRows<Traits>::make(params.ragged_q, tile.bidb, sequence.first_row_q, sequence.seqlen_q);
+      rows_k = MapRows<Traits>::make(params.ragged_k, tile.bidb, sequence.first_row_k, sequence.seqlen_k);
+      rows_v = MapRows<Traits>::make(params.ragged_v, tile.bidb, sequence.first_row_k, sequence.seqlen_k);
+    }
     CUTE_UNROLL
     for (int i = 0; i < Traits::kConsumers; ++i) {
       Arch::mbarrier_wait(&smem.q_empty[i], phase_q ^ 1);
@@ -39,7 +43,7 @@ struct TileLoad {
                             tile.bidb * params.step_k.batch);
       Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
-      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_k,
+      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v,
                             n_block * Traits::kBlockN, tile.bidh_kv * params.step_v.head,
                             tile.bidb * params.step_v.batch);
       slot.advance();
@@ -59,7 +63,7 @@ struct TileLoad {
     CUTE_UNROLL
     for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
       if constexpr (Traits::kIsGeneral) {
-        Arch::tma_load(&map, full, tile + col * kRows, col, rows.before + row, head, batch, rows.end);
+        Arch::tma_load(&map, full, tile + col * kRows, col, rows.before + row, head, rows.end, kRaggedRows);
       } else {
         Arch::tma_load(&map, full, tile + col * kRows, col, row, head, batch);
       }

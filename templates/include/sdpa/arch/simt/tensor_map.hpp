@@ -81,20 +81,21 @@ SDPA_SIMT_UNOBSERVED inline void copy_box(const TensorMap &map, const int (&coor
   const uint32_t rows = static_cast<uint32_t>(box_bytes(map) / row_bytes);
   for (uint32_t row = 0; row < rows; ++row) {
     bool is_inside = true;
-    int64_t offset = 0;
+    uint64_t offset = 0;  // addresses wrap around
     uint32_t rest = row;
     for (int i = 1; i < kMaxRank; ++i) {
       const int64_t at = int64_t{coordinates[i]} + rest % map.box[i];
       rest /= map.box[i];
       is_inside = is_inside && at >= 0 && at < static_cast<int64_t>(map.extent[i]);
-      offset += at * static_cast<int64_t>(map.stride[i]);
+      offset += static_cast<uint64_t>(at) * map.stride[i];
     }
     for (uint32_t element = 0; element < map.box[0]; ++element) {
       const int64_t column = int64_t{coordinates[0]} + element;
       const bool is_element_inside = is_inside && column >= 0 && column < static_cast<int64_t>(map.extent[0]);
       const uint32_t linear = shared + row * row_bytes + element * map.element_bytes;
       const uint32_t place = (swizzled(linear & ~15u, map.swizzle_bytes) | (linear & 15u)) - shared;
-      char *const global = map.address + offset + column * map.element_bytes;
+      char *const global = reinterpret_cast<char *>(reinterpret_cast<uint64_t>(map.address) + offset +
+                                                    static_cast<uint64_t>(column) * map.element_bytes);
       if constexpr (kIsLoad) {
         if (is_element_inside) {
           std::memcpy(smem + place, global, map.element_bytes);
