@@ -40,7 +40,7 @@ class LoopCode:
     @property
     def mmas(self) -> int:
         """Its tensor core instructions."""
-        return self.mix.groups["HMMA"]
+        return self.mix.count(r"[HI]MMA\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +134,11 @@ def analyse(
     )
 
 
+_MULTIPLIES = frozenset({"HMMA", "IMMA"})
+
+
 def _of_interest(code: list[sass.Instruction], found: list[loops.Loop]) -> Iterable[loops.Loop]:
-    multiplying = [loop for loop in found if any(code[i].base == "HMMA" for i in loop.instructions)]
+    multiplying = [loop for loop in found if any(code[i].base in _MULTIPLIES for i in loop.instructions)]
     members = {loop.header: set(loop.instructions) for loop in found}
 
     def inside(loop: loops.Loop, outer: loops.Loop) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from sdpa_cutlass.library.abi import Library, Target, load
 from sdpa_cutlass.library.registry import KernelInfo, read_kernels
-from sdpa_cutlass.machine_code import expected, gates, gates_sm90, kernels, tools
+from sdpa_cutlass.machine_code import expected, gates, gates_q8, gates_sm90, kernels, tools
 from sdpa_cutlass.machine_code.kernels import KernelCode
 
 from .conftest import FILTERED, LIBRARIES, built
@@ -56,6 +56,13 @@ def test_hoppers_code_is_what_its_tiles_imply(code: list[KernelCode], native: Li
     found = {kernel.name: kernel for kernel in kernels.read(native.path, arch=gates_sm90.ARCH)}
     assert rows.keys() == found.keys() & rows.keys()
     assert [line for name in rows for line in gates_sm90.problems(found[name], rows[name])] == []
+
+
+def test_quantised_code_is_what_its_tiles_imply(code: list[KernelCode], native: Library) -> None:
+    rows = gates_q8.rows(read_kernels(native))
+    found = {kernel.name: kernel for kernel in code}
+    assert rows.keys() <= found.keys()
+    assert [line for name in rows for line in gates_q8.problems(found[name], rows[name])] == []
 
 
 def test_every_fused_kernel_has_machine_code(code: list[KernelCode], infos: dict[str, KernelInfo]) -> None:

@@ -110,6 +110,8 @@ def test_packed_sequences(device: str, precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "int8_qk"])
 def test_operators(device: str, precision: str) -> None:
+    from sdpa_cutlass.integrations import torch_ops  # noqa: F401  registers them
+
     tensors = inputs(device)
     out, _ = torch.ops.sdpa_cutlass.attention_forward(*tensors, causal="top_left", precision=precision)
     assert torch.equal(out, attention(*tensors, causal="top_left", precision=precision))

@@ -28,11 +28,11 @@ TILES: dict[Math, dict[int, tuple[Tile, ...]]] = {
     Math.INT8: {
         64: tiles("m128n64_s2_w4"),
         96: tiles("m128n64_s2_w4"),
-        128: tiles("m128n64_s2_w4"),
+        128: tiles("m64n64_s2_w4"),  # 128 rows spill
     },
     Math.INT8_QK: {
         64: tiles("m128n64_s2_w4"),
-        128: tiles("m128n64_s2_w4"),
+        128: tiles("m64n64_s2_w4"),  # 128 rows spill
     },
 }
 

@@ -120,12 +120,14 @@ def test_rows_know_the_resources_of_fused_kernels_only(release: Space) -> None:
 def test_every_function_of_the_manifest_is_defined_and_registered_once(files: dict[str, str]) -> None:
     units = "\n".join(text for path, text in files.items() if path.startswith("units/"))
     defined = re.findall(r"^void (\w+)\(", units, re.MULTILINE)
-    registered = re.findall(r"Function<\w+,\s+&(\w+)>", units)
+    lists = re.findall(r"Functions?<\w+((?:,\s+&\w+)+)>", units)
+    registered = [symbol for symbols in lists for symbol in re.findall(r"&(\w+)", symbols)]
     rows = json.loads(files[MANIFEST])["kernels"]
     symbols = [symbol for row in rows for symbol in row["symbols"] or ()]
     assert sorted(defined) == sorted(registered) == sorted(symbols)
     for row in rows:
         functions = 1 + sum(name in row["takes"] for name in ("bool", "bias16", "bias32"))
+        functions += row["family"] == "fmha_fwd_q8"  # the one that quantises
         assert len(row["symbols"] or ()) == (0 if row["family"] == "unfused" else functions)
 
 

@@ -4,6 +4,8 @@
 namespace sdpa {
 
 extern const KernelRow kcombine_sm89_d256_s4_w4_rows[2];
+extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
+extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
 extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[2];
@@ -11,14 +13,16 @@ extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kcombine_sm89_d256_s4_w4_rows, 2},
+    {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows, 1},
+    {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 2},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 5;
+extern const int kNumRowSpans = 7;
 
-extern const char *const kGeneratorDigest = "293edbe8344243f5fecb385abd385632d3908adfdbaefa8a02fc00a20adf8fe2";
+extern const char *const kGeneratorDigest = "643d408bcc0441c828cda99af549136e9475213ffd27c345387e455bcddf124b";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

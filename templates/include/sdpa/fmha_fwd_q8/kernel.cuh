@@ -26,10 +26,10 @@ struct Kernel {
   SDPA_DEVICE static void run(const QuantizedParams &params) {
     char *const smem = Arch::dynamic_smem();
     const WorkTile tile = Traits::work_tile(params, Arch::block_idx());
-    const Sequence sequence = Sequence::make(params, tile.bidb);
+    const Sequence sequence = uniform(Sequence::make(params, tile.bidb));
     const int first_row = tile.m_block * Traits::kBlockM;
     if (first_row >= sequence.num_rows) return;
-    const KeyRange keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    const KeyRange keys = uniform(KeyRange::make<Traits>(params, sequence, tile.m_block));
     if (keys.n_block_max == 0 || first_row >= sequence.seqlen_q) {
       Epilogue<Traits>::Rows::store_empty(params, tile, sequence);
       return;
@@ -45,6 +45,22 @@ struct Kernel {
     // The loop needs the registers: what follows from the CTA's index is found again.
     const WorkTile same_tile = Traits::work_tile(params, Arch::block_idx_again());
     Epilogue<Traits>::store_tile(params, same_tile, Sequence::make(params, same_tile.bidb), smem, tOrO, softmax);
+  }
+
+ private:
+  // What all threads of a warp have alike, and the loop needs, in registers of the warp: lengths may come from memory,
+  // which the compiler cannot know to be the same for all.
+  SDPA_DEVICE static int uniform(int value) { return static_cast<int>(Arch::uniform(static_cast<uint32_t>(value))); }
+  SDPA_DEVICE static Sequence uniform(Sequence sequence) {
+    sequence.seqlen_q = uniform(sequence.seqlen_q);
+    sequence.seqlen_k = uniform(sequence.seqlen_k);
+    sequence.causal_offset = uniform(sequence.causal_offset);
+    sequence.window_offset = uniform(sequence.window_offset);
+    return sequence;
+  }
+  SDPA_DEVICE static KeyRange uniform(const KeyRange &keys) {
+    return {uniform(keys.n_block_max), uniform(keys.n_block_full), uniform(keys.n_block_min),
+            uniform(keys.n_block_full_min)};
   }
 };
 

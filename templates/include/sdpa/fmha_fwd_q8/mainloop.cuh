@@ -73,7 +73,7 @@ struct Mainloop {
     // ---- one key block ----
     int slot = 0;
     int free_slot = kStages - 1;  // of block n_block - kStages + 1, read by everyone before the next barrier
-    const int first_row = tile.m_block * kBlockM;
+    const int first_row = static_cast<int>(Arch::uniform(static_cast<uint32_t>(tile.m_block * kBlockM)));
     const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
       Arch::template cp_async_wait<kStages - 2>();
       Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_slot was read by everyone

@@ -1,0 +1,59 @@
+"""The static gates of the quantised kernels: what must hold of the code of every row's two functions.
+
+    S = Q̂ K̂ᵀ   IMMA 16 x 8 x 32             rows / 16 · keys / 8 · head_dim / 32 in each main loop of a warp
+    O += P̂ V̂   IMMA 16 x 8 x 32, int8       rows / 16 · head_dim / 8 · keys / 32
+    O += P V   HMMA 16 x 8 x 16, int8_qk    rows / 16 · head_dim / 8 · keys / 16
+
+Two loops, one of which masks. Bytes are never transposed on the way from shared memory, and nothing lies in
+local memory.
+"""
+
+from __future__ import annotations
+
+from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo
+from sdpa_cutlass.machine_code.kernels import KernelCode
+
+LOOPS = 2
+
+
+def loop_counts(kernel: KernelInfo) -> dict[str, int]:
+    """How often each kind of instruction stands in every main loop of a row's attention."""
+    m = kernel.block_m // (16 * kernel.warps)
+    n, d = kernel.block_n, kernel.head_dim
+    is_int8 = kernel.accuracy is Accuracy.INT8
+    bytes_of_pv, halves_of_pv = m * (d // 8) * (n // 32), m * (d // 8) * (n // 16)
+    return {
+        r"IMMA\.16832": m * (n // 8) * (d // 32) + (bytes_of_pv if is_int8 else 0),
+        r"HMMA\.16816": 0 if is_int8 else halves_of_pv,
+        r"LDSM\.16\.MT88": 0 if is_int8 else (n // 16) * (d // 16),
+    }
+
+
+def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
+    """A line for everything that must hold of one of a row's functions and does not."""
+    found = []
+    if code.stack_bytes:
+        found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
+    if code.local_instructions:
+        found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
+    if code.name == kernel.name:
+        found += _loop_problems(code, kernel)
+    return [f"{code.name}: {problem}" for problem in found]
+
+
+def _loop_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
+    if len(code.mma_loops) != LOOPS:
+        return [f"{len(code.mma_loops)} main loops; there must be {LOOPS}"]
+    found = []
+    for loop in code.mma_loops:
+        for pattern, wanted in loop_counts(kernel).items():
+            count = loop.mix.count(pattern)
+            if count != wanted:
+                found.append(f"{count} {pattern} in the loop at {loop.address:#x}; its tile takes {wanted}")
+    return found
+
+
+def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
+    """The rows of the family by the symbols of their functions."""
+    quantised = [kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_Q8]
+    return {f"{kernel.name}{suffix}": kernel for kernel in quantised for suffix in ("", "_quantize")}
