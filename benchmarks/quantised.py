@@ -92,8 +92,18 @@ def contestants(
         return call
 
     for precision in Precision:
-        kernel = explain(q, k, v, causal=causal, precision=precision).choice.kernel.name
-        found[precision.value] = own(precision=precision), contextlib.nullcontext, kernel
+        asked = explain(q, k, v, causal=causal, precision=precision)
+        chosen = asked.choice.kernel
+        found[precision.value] = own(precision=precision), contextlib.nullcontext, chosen.name
+        for row in asked.candidates:  # other tiles, by name
+            kernel = row.kernel
+            if row.refusal is None and kernel.head_dim == q.shape[3] and kernel is not chosen:
+                name = f"{precision.value} m{kernel.block_m}"
+                found[name] = (
+                    own(precision=precision, kernel=kernel.name),
+                    contextlib.nullcontext,
+                    kernel.name,
+                )
     exact = explain(q, k, v, causal=causal)
     sm89 = next(
         row.kernel.name
@@ -164,8 +174,9 @@ def measure(
             assert timing.gpu_us is not None
             row |= {"kernel": calls[name][2], "gpu_us": timing.gpu_us, "gpu_us_spread": timing.gpu_us_spread}
             row |= {"tflops": problem.flops / timing.gpu_us * 1e-6} | found[name]
-        if name in {precision.value for precision in Precision} and name in found:
-            row["breaks_contract"] = breaks(Precision(name), found[name], is_normal=causal is None)
+        word = name.partition(" ")[0]
+        if word in {precision.value for precision in Precision} and name in found:
+            row["breaks_contract"] = breaks(Precision(word), found[name], is_normal=causal is None)
         yield row
 
 

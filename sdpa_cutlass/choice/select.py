@@ -438,7 +438,7 @@ def _nearest(
     general = [row.head_dim for row in pool if row.is_general]
     if general:
         served += f"{', and' if served else ''} up to {max(general)} with general kernels"
-    lines = [f"Its kernels serve head_dim {served}. Nearest:"]
+    lines = [f"Its kernels serve head_dim {served.strip()}. Nearest:"]
     for kernel in sorted(pool, key=lambda kernel: _distance(kernel, problem))[:_NEAREST]:
         lines.append(f"  {kernel.name}: {refusal(library, kernel, problem, device, params)}")
     return "\n".join(lines)

@@ -40,7 +40,7 @@ class LoopCode:
     @property
     def mmas(self) -> int:
         """Its tensor core instructions."""
-        return self.mix.groups["HMMA"]
+        return self.mix.count(r"[HI]MMA\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import sdpa_cutlass
 from sdpa_cutlass import (
     Family,
+    KernelInfo,
     NoKernelError,
     Precision,
     attention,
@@ -34,6 +35,10 @@ def inputs(device: str, rows: int = 70, keys: int = 130, head_dim: int = 64) -> 
     return [rand(2, *size, head_dim, device=device, seed=seed) for seed, size in enumerate(sizes)]
 
 
+def rows_of(device: str) -> tuple[KernelInfo, ...]:
+    return kernels(Target.CUDA if device == "cuda" else Target.HOST)
+
+
 def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
     return ((out.double() - exact.double()).norm() / exact.double().norm()).item()
 
@@ -47,9 +52,9 @@ def test_a_precision_gets_kernels_of_its_accuracy_alone(device: str, precision: 
 
 
 @pytest.mark.parametrize("asked", [Family.FMHA_FWD, Family.UNFUSED])
-def test_nothing_else_serves_quantised_rows(asked: Asked) -> None:
+def test_nothing_else_serves_quantised_rows(device: str, asked: Asked) -> None:
     quantised = {Accuracy.INT8, Accuracy.INT8_QK}
-    rows = [row for row in kernels(Target.HOST) if row.accuracy in quantised]
+    rows = [row for row in rows_of(device) if row.accuracy in quantised]
     assert rows
     assert not any(row.serves(asked) for row in rows)
     assert all(
@@ -110,6 +115,8 @@ def test_packed_sequences(device: str, precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "int8_qk"])
 def test_operators(device: str, precision: str) -> None:
+    from sdpa_cutlass.integrations import torch_ops  # noqa: F401  registers them
+
     tensors = inputs(device)
     out, _ = torch.ops.sdpa_cutlass.attention_forward(*tensors, causal="top_left", precision=precision)
     assert torch.equal(out, attention(*tensors, causal="top_left", precision=precision))
@@ -167,36 +174,36 @@ def test_calls_without_torchs_allocator_are_refused(device: str) -> None:
 
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")
-def test_enable_quantises_what_it_was_asked_to() -> None:
+def test_enable_quantises_what_it_was_asked_to(device: str) -> None:
     """Long calls without mask and dropout, counted apart; all others are exact."""
-    q, k, v = inputs("cpu")
+    q, k, v = inputs(device)
     exact = attention(q, k, v)
-    with sdpa_cutlass.enabled(devices=["cpu"], precision="int8", min_seqlen=130) as usage:
+    with sdpa_cutlass.enabled(devices=[device], precision="int8", min_seqlen=130) as usage:
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         assert (usage.served, usage.quantised) == (1, 1)
         shorter = F.scaled_dot_product_attention(q, k[:, :, :129], v[:, :, :129], enable_gqa=True)
         masked = F.scaled_dot_product_attention(
-            q, k, v, torch.ones(70, 130, dtype=torch.bool), enable_gqa=True
+            q, k, v, torch.ones(70, 130, dtype=torch.bool, device=device), enable_gqa=True
         )
         assert (usage.served, usage.quantised) == (3, 1)
     assert torch.equal(out, attention(q, k, v, precision="int8"))
     assert torch.equal(shorter, attention(q, k[:, :, :129], v[:, :, :129]))
     assert relative_error(masked, exact) < 1e-3
-    with sdpa_cutlass.enabled(devices=["cpu"]) as usage:
+    with sdpa_cutlass.enabled(devices=[device]) as usage:
         assert torch.equal(F.scaled_dot_product_attention(q, k, v, enable_gqa=True), exact)
         assert usage.quantised == 0
 
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")
 @pytest.mark.parametrize("options", [{"precision": "fp8"}, {"precision": "int8", "min_seqlen": -1}], ids=str)
-def test_enable_refuses(options: dict[str, Any]) -> None:
+def test_enable_refuses(device: str, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        sdpa_cutlass.enable(devices=["cpu"], **options)
+        sdpa_cutlass.enable(devices=[device], **options)
 
 
-def test_quantising_has_a_price() -> None:
+def test_quantising_has_a_price(device: str) -> None:
     """The model: longer problems take longer, and half the key heads half the pass."""
-    row = next(row for row in kernels(Target.HOST) if row.accuracy is Accuracy.INT8 and row.head_dim == 64)
+    row = next(row for row in rows_of(device) if row.accuracy is Accuracy.INT8 and row.head_dim == 64)
     from sdpa_cutlass.choice.cost import estimate
     from sdpa_cutlass.library.device import HOST
     from sdpa_cutlass.problem import DType, Problem

@@ -129,9 +129,6 @@ struct KernelTraits {
   using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
   using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;
 
-  // Large accumulators leave no registers for addresses, which are then made again for every block.
-  static constexpr bool kRecomputesAddresses = kBlockM * kHeadDim > 128 * 64;
-
   // ---- global → shared, 16 bytes a thread ----
   template <int kCols>
   using ByteCopy = decltype(make_tiled_copy(

@@ -60,8 +60,8 @@ struct Mainloop {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    const TileCopy<Traits> copy(params, tile, sequence, smem);
     int n_block = keys.n_block_max - 1;
+    TileCopy<Traits> copy(params, tile, sequence, n_block, smem);
     CUTE_UNROLL
     for (int s = 0; s < kStages - 1; ++s) {
       if (n_block - s >= keys.n_block_min) copy.load(n_block - s, s);
@@ -80,7 +80,7 @@ struct Mainloop {
       const int ahead = n_block - (kStages - 1);
       if (ahead >= keys.n_block_min) copy.load(ahead, free_slot);
       Arch::cp_async_fence();
-      const float k_scale = copy.k_scale(n_block);
+      const float k_scale = copy.next_k_scale();
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S

@@ -20,37 +20,60 @@ class TileCopy {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
  public:
-  SDPA_DEVICE TileCopy(const QuantizedParams &params, const WorkTile &tile, const Sequence &sequence, char *smem)
-      : params_(params),
-        head_(static_cast<int>(Arch::uniform(static_cast<uint32_t>(params.head(tile.bidb, tile.bidh_kv))))),
-        first_block_(static_cast<int>(Arch::uniform(static_cast<uint32_t>(params.first_block(sequence, tile.bidb))))),
-        seqlen_k_(sequence.seqlen_k),
-        smem_(smem) {
-    if constexpr (!Traits::kQuantizesV)
+  // `n_block`: the first block that is loaded. The next ones are those before it, one after another.
+  SDPA_DEVICE TileCopy(const QuantizedParams &params, const WorkTile &tile, const Sequence &sequence, int n_block,
+                       char *smem)
+      : params_(params), seqlen_k_(sequence.seqlen_k), smem_(smem) {
+    const int tid = Arch::thread_idx(), head = params.head(tile.bidb, tile.bidh_kv);
+    const int block = params.first_block(sequence, tile.bidb) + n_block;
+    const int64_t row = params.row(head, block);
+    k_ = raw_pointer_cast(source_of_k(params.k_hat + row * kHeadDim, tid).data());
+    k_scale_ = params.k_scale + row / 16 + tid % 4;
+    if constexpr (Traits::kQuantizesV) {
+      v_ = raw_pointer_cast(
+          source_of_v(params.v_hat + params.template byte_of_v<kHeadDim>(head, block), params.rows, tid).data());
+      // Of 32 threads, 16 bring log2 st and the others 1 / st, 16 bytes each.
+      scales_ = (tid < kBlockN / 4 ? params.v_log2 : params.v_inverse) + row + tid % (kBlockN / 4) * 4;
+    } else {
       v_ = static_cast<const Element *>(params.v.data) + tile.bidb * params.v.batch_stride +
            tile.bidh_kv * params.v.head_stride + sequence.first_row_k * params.v.row_stride;
+    }
   }
 
-  // Queues block `n_block`.
-  SDPA_DEVICE void load(int n_block, int slot) const {
-    const int tid = Traits::kRecomputesAddresses ? Arch::thread_idx_again() : Arch::thread_idx();
-    load_k(n_block, reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetK + slot * Traits::kTileK), tid);
+  // Queues block `n_block`: the one before the last one that was queued.
+  SDPA_DEVICE void load(int n_block, int slot) {
+    const int tid = Arch::thread_idx();
+    load_k(reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetK + slot * Traits::kTileK), tid);
     if constexpr (Traits::kQuantizesV) {
-      load_v_hat(n_block, reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
-      load_scales(n_block, reinterpret_cast<float *>(smem_ + Traits::kOffsetScales + slot * Traits::kTileScales), tid);
+      load_v_hat(reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
+      load_scales(reinterpret_cast<float *>(smem_ + Traits::kOffsetScales + slot * Traits::kTileScales), tid);
     } else {
       load_v(n_block, reinterpret_cast<Element *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
     }
   }
 
-  // The scale of the 16 keys of block `n_block` that a lane holds.
-  SDPA_DEVICE float k_scale(int n_block) const {
-    return params_.k_scale[params_.row(head_, first_block_ + n_block) / 16 + Arch::thread_idx() % 4];
+  // The scale of the 16 keys of a block that a lane holds: of the first block, then of the one before it, and so on.
+  SDPA_DEVICE float next_k_scale() {
+    const float scale = *k_scale_;
+    k_scale_ -= kBlockN / 16;
+    return scale;
   }
 
  private:
-  template <class Copy, class Source, class Destination>
-  SDPA_DEVICE static void copy_all(const Copy &, const Source &tXgX, Destination &&tXsX) {
+  // What thread `tid` copies of a K tile (16, CPY_N, CPY_K), and of a tile of V̂ (16, CPY_D, CPY_N).
+  SDPA_DEVICE static auto source_of_k(const int8_t *tile, int tid) {
+    Tensor gK = make_tensor(make_gmem_ptr(tile), Shape<Int<kBlockN>, Int<kHeadDim>>{},
+                            Stride<Int<kHeadDim>, _1>{});  // (kBlockN, kHeadDim)
+    return CopyK{}.get_slice(tid).partition_S(gK.compose(typename Traits::KeyOrder{}, _));
+  }
+  SDPA_DEVICE static auto source_of_v(const int8_t *tile, int64_t rows, int tid) {
+    Tensor gVt = make_tensor(make_gmem_ptr(tile), Shape<Int<kHeadDim>, Int<kBlockN>>{},
+                             make_stride(rows, _1{}));  // (kHeadDim, kBlockN)
+    return CopyV{}.get_slice(tid).partition_S(gVt);
+  }
+
+  template <class Source, class Destination>
+  SDPA_DEVICE static void copy_all(const Source &tXgX, Destination &&tXsX) {
     const Copy_Atom<typename Arch::CpAsync, int8_t> copy;
     CUTE_UNROLL
     for (int m = 0; m < size<1>(tXgX); ++m) {
@@ -59,33 +82,29 @@ class TileCopy {
     }
   }
 
-  SDPA_DEVICE void load_k(int n_block, int8_t *tile, int tid) const {
-    const int8_t *const k_hat = params_.k_hat + params_.row(head_, first_block_ + n_block) * kHeadDim;
-    Tensor gK = make_tensor(make_gmem_ptr(k_hat), Shape<Int<kBlockN>, Int<kHeadDim>>{},
-                            Stride<Int<kHeadDim>, _1>{});                          // (kBlockN, kHeadDim)
+  // A thread's addresses move from block to block; all else about them is known when compiled, or the row stride.
+  SDPA_DEVICE void load_k(int8_t *tile, int tid) {
     Tensor sK = make_tensor(make_smem_ptr(tile), typename Traits::SmemLayoutK{});  // (kBlockN, kHeadDim)
-    const auto thread = CopyK{}.get_slice(tid);
-    copy_all(CopyK{}, thread.partition_S(gK.compose(typename Traits::KeyOrder{}, _)), thread.partition_D(sK));
+    Tensor tKgK = make_tensor(make_gmem_ptr(k_), source_of_k(nullptr, 0).layout());
+    copy_all(tKgK, CopyK{}.get_slice(tid).partition_D(sK));
+    k_ -= Traits::kTileK;
   }
 
-  SDPA_DEVICE void load_v_hat(int n_block, int8_t *tile, int tid) const {
-    const int8_t *const v_hat = params_.v_hat + params_.template byte_of_v<kHeadDim>(head_, first_block_ + n_block);
-    Tensor gVt = make_tensor(make_gmem_ptr(v_hat), Shape<Int<kHeadDim>, Int<kBlockN>>{},
-                             make_stride(params_.rows, _1{}));                       // (kHeadDim, kBlockN)
+  SDPA_DEVICE void load_v_hat(int8_t *tile, int tid) {
     Tensor sVt = make_tensor(make_smem_ptr(tile), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
-    const auto thread = CopyV{}.get_slice(tid);
-    copy_all(CopyV{}, thread.partition_S(gVt), thread.partition_D(sVt));
+    Tensor tVgV = make_tensor(make_gmem_ptr(v_), source_of_v(nullptr, params_.rows, 0).layout());
+    copy_all(tVgV, CopyV{}.get_slice(tid).partition_D(sVt));
+    v_ -= kBlockN;
   }
 
-  // Of 32 threads, 16 bring log2 st and the others 1 / st, 16 bytes each.
-  SDPA_DEVICE void load_scales(int n_block, float *scales, int tid) const {
-    if (tid >= kBlockN / 2) return;
-    const float *const source = (tid < kBlockN / 4 ? params_.v_log2 : params_.v_inverse) +
-                                params_.row(head_, first_block_ + n_block) + tid % (kBlockN / 4) * 4;
-    const Copy_Atom<typename Arch::CpAsync, float> copy;
-    Tensor gX = make_tensor(make_gmem_ptr(source), Shape<_4>{});            // (4)
-    Tensor sX = make_tensor(make_smem_ptr(scales + 4 * tid), Shape<_4>{});  // (4)
-    cute::copy(copy.with(true), gX, sX);
+  SDPA_DEVICE void load_scales(float *scales, int tid) {
+    if (tid < kBlockN / 2) {
+      const Copy_Atom<typename Arch::CpAsync, float> copy;
+      Tensor gX = make_tensor(make_gmem_ptr(scales_), Shape<_4>{});           // (4)
+      Tensor sX = make_tensor(make_smem_ptr(scales + 4 * tid), Shape<_4>{});  // (4)
+      cute::copy(copy.with(true), gX, sX);
+    }
+    scales_ -= kBlockN;
   }
 
   SDPA_DEVICE void load_v(int n_block, Element *tile, int tid) const {
@@ -112,11 +131,12 @@ class TileCopy {
   }
 
   const QuantizedParams &params_;
-  int head_;
-  int first_block_;
   int seqlen_k_;
   char *smem_;
-  const Element *v_ = nullptr;  // of the sequence's first key, where V has 16 bits
+  const int8_t *k_;
+  const float *k_scale_;
+  const std::conditional_t<Traits::kQuantizesV, int8_t, Element> *v_;  // of 16 bits: the sequence's first key
+  const float *scales_ = nullptr;
 };
 
 }  // namespace sdpa::fmha_fwd_q8
