@@ -83,6 +83,15 @@ def providers(shape: Shape) -> dict[str, Forward]:
     return {"ours": ours} | {name: torchs(backend) for name, backend in BACKENDS.items()}
 
 
+def replay_of(graph: torch.cuda.CUDAGraph, *kept: Any) -> Callable[[], None]:
+    """Replays of a graph that reads memory of `kept`, which stays for as long."""
+
+    def replay(kept: tuple[Any, ...] = kept) -> None:
+        graph.replay()
+
+    return replay
+
+
 def graphs(shape: Shape, forward: Forward) -> dict[str, Callable[[], None]]:
     """Replays of forward plus backward, and of the backward alone."""
     stream = torch.cuda.Stream()
@@ -96,13 +105,13 @@ def graphs(shape: Shape, forward: Forward) -> dict[str, Callable[[], None]]:
         both = torch.cuda.CUDAGraph()
         with torch.cuda.graph(both, stream=stream):
             torch.autograd.grad(forward(*inputs), inputs, dout)
-        found["both"] = both.replay
+        found["both"] = replay_of(both, inputs, dout)
         out = forward(*inputs)
         stream.synchronize()
         alone = torch.cuda.CUDAGraph()
         with torch.cuda.graph(alone, stream=stream):
             torch.autograd.grad(out, inputs, dout, retain_graph=True)
-        found["backward"] = alone.replay
+        found["backward"] = replay_of(alone, inputs, dout, out)
     return found
 
 
@@ -151,7 +160,7 @@ def kernel_graphs(
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 run()
-            found[name] = graph.replay
+            found[name] = replay_of(graph, runs)
     return found, wrong
 
 

@@ -32,7 +32,7 @@ from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.timing import Contestant, time_on_gpu
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import KernelInfo, Takes
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.problem import DType
 
 FORMAT = 1
@@ -139,7 +139,7 @@ def general_kernels(head_dim: int, dtype: DType) -> list[KernelInfo]:
     return [
         row
         for row in sdpa_cutlass.kernels(Target.CUDA)
-        if row.is_general and not row.has_dropout and not row.is_split
+        if row.serves(Family.FMHA_FWD) and row.is_general and not row.has_dropout and not row.is_split
         and row.head_dim == head_dim and row.dtype is dtype and _WANTED in row.takes
     ]  # fmt: skip
 

@@ -232,11 +232,8 @@ _price = operator.itemgetter(0, 1)
 @functools.cache
 def competing(library: Library, family: Asked, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
-    return tuple(
-        kernel
-        for kernel in read_kernels(library)
-        if kernel.serves(family) and _runs_on(kernel, library, device.compute_capability)
-    )
+    rows = (kernel for kernel in read_kernels(library) if kernel.serves(family) and not kernel.is_on_trial)
+    return tuple(kernel for kernel in rows if _runs_on(kernel, library, device.compute_capability))
 
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
@@ -357,7 +354,9 @@ def candidates(
     for kernel in read_kernels(library):
         if kernel.serves(family):
             reason, cost = refusal(library, kernel, problem, device, params), estimates.get(kernel.index)
-            if reason is None and cost is None:
+            if reason is None and kernel.is_on_trial:
+                reason = "is on trial: it runs when it is named"
+            elif reason is None and cost is None:
                 reason = f"is for sm_{kernel.arch}, and {device.name} runs it when it is named"
             found.append(Candidate(kernel, reason, cost))
 
