@@ -1,6 +1,6 @@
 """THE file to edit for the backward kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>_q<dq_block_m>k<dq_block_n>.
+A tile is written as in the names: m<block_m>n<block_n>_s<stages>_w<warps>_q<dq_block_m>k<dq_block_n>.
 """
 
 from __future__ import annotations
