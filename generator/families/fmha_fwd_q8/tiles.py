@@ -27,7 +27,6 @@ def tiles(*names: str) -> tuple[Tile, ...]:
 TILES: dict[Math, dict[int, tuple[Tile, ...]]] = {
     Math.INT8: {
         64: tiles("m64n64_s2_w4"),  # of all, 128 rows spill
-        96: tiles("m64n64_s2_w4"),
         128: tiles("m64n64_s2_w4"),
     },
     Math.INT8_QK: {
