@@ -6,7 +6,8 @@
 One instruction covers a row of S or O: CuTe builds other widths of many small ones when it does not know
 them. Each score takes one ex2, and each of a thread's two rows one more where its reference moves. Registers
 move from the warps that load to those that compute, tiles travel by TMA, and what ptxas could not keep in
-registers would be local memory. General kernels read lengths and sinks besides; a sink takes one more ex2 of
+registers would be local memory. What setmaxnreg deals out is no more than the launch gave, and warps use no
+register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
 a row, of which there are two to choose from.
 """
 
@@ -23,6 +24,7 @@ _PLACES = 2  # of each multiplication: the first or last block, and the loop
 _MMA_K = 16
 _ROWS = 2  # of a thread
 _LSE_BYTES = {4}
+_WARPGROUP_ROWS = 64
 _SINK_EX2 = 2  # for each row
 _LENGTH_AND_SINK_BYTES = {2, 4}
 
@@ -62,6 +64,7 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
         found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
     if code.local_instructions:
         found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
+    found += _register_problems(code, kernel)
     wanted, counts = expected(kernel), counted(code.mix)
     found += [
         f"{counts.get(kind, 0)} {kind}; its tile takes {wanted.get(kind, 0)}"
@@ -75,6 +78,21 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
     if not set(code.mix.widths("STG")) <= _LSE_BYTES:
         found.append("stores to global memory other than softmax_lse and by TMA")
     return [f"{code.name}: {problem}" for problem in found]
+
+
+def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
+    """Registers that warps no longer have, and more than the launch gave, for which they would wait."""
+    if not code.setmaxnreg:
+        return ["no USETMAXREG with a number before its loads"]
+    kept, got, highest = code.setmaxnreg
+    found = []
+    if highest >= kept:
+        found.append(f"R{highest} in warps that keep {kept} registers")
+    consumers = kernel.block_m // _WARPGROUP_ROWS
+    dealt, given = kept + consumers * got, (consumers + 1) * code.registers
+    if dealt > given:
+        found.append(f"{dealt} registers are dealt out to {consumers + 1} threads; the launch gave {given}")
+    return found
 
 
 def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:

@@ -13,6 +13,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,10 @@ from typing import Any
 from sdpa_cutlass.machine_code import loops, sass, tools
 from sdpa_cutlass.machine_code.mix import Mix
 
-_FORMAT = 2  # of a cache file; raise it when anything in this package reads code in another way
+_FORMAT = 3  # of a cache file; raise it when anything in this package reads code in another way
+
+_HEX = re.compile(r"0x[0-9a-f]+")
+_REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class KernelCode:
     code_bytes: int
     mix: Mix
     loops: tuple[LoopCode, ...]
+    setmaxnreg: tuple[int, ...] = ()
+    """Where warps deal registers out again: what those that load keep, what the others get, and the highest
+    register in the code of those that load."""
 
     @property
     def mma_loops(self) -> list[LoopCode]:
@@ -131,10 +138,27 @@ def analyse(
             )
             for loop in _of_interest(code, loops.find_loops(code))
         ),
+        setmaxnreg=_setmaxnreg(code),
     )
 
 
 _MULTIPLIES = frozenset({"HMMA", "IMMA"})
+
+
+def _setmaxnreg(code: list[sass.Instruction]) -> tuple[int, ...]:
+    """See KernelCode. The code of the warps that load lies between their USETMAXREG and the last UTMALDG."""
+    given = {
+        kind: int(number.group(), 16)
+        for kind in ("DEALLOC", "TRY_ALLOC")
+        for i in code
+        if i.opcode.startswith(f"USETMAXREG.{kind}") and (number := _HEX.search(i.operands))
+    }
+    loads = [at for at, i in enumerate(code) if i.base == "UTMALDG"]
+    first = next((at for at, i in enumerate(code) if i.opcode.startswith("USETMAXREG.DEALLOC")), None)
+    if len(given) != 2 or first is None or not loads:
+        return ()
+    used = [int(number) for i in code[first : loads[-1] + 1] for number in _REGISTER.findall(i.operands)]
+    return given["DEALLOC"], given["TRY_ALLOC"], max(used, default=0)
 
 
 def _of_interest(code: list[sass.Instruction], found: list[loops.Loop]) -> Iterable[loops.Loop]:
@@ -171,7 +195,12 @@ def _from_json(kernel: dict[str, Any]) -> KernelCode:
     found = [
         LoopCode(loop["address"], loop["always"], Mix(loop["mix"]["opcodes"])) for loop in kernel["loops"]
     ]
-    return KernelCode(**{**kernel, "mix": Mix(kernel["mix"]["opcodes"]), "loops": tuple(found)})
+    made = {
+        "mix": Mix(kernel["mix"]["opcodes"]),
+        "loops": tuple(found),
+        "setmaxnreg": tuple(kernel["setmaxnreg"]),
+    }
+    return KernelCode(**{**kernel, **made})
 
 
 def _save(place: Path, kernels: list[KernelCode]) -> None:

@@ -31,13 +31,13 @@ GENERAL = dataclasses.replace(
 )
 
 
-def code(stack_bytes: int = 0, **changes: int) -> KernelCode:
+def code(stack_bytes: int = 0, setmaxnreg: tuple[int, ...] = (32, 160, 31), **changes: int) -> KernelCode:
     """GOOD_MIX with some counts changed: names with _ for the dots."""
     opcodes = GOOD_MIX | {name.replace("_", "."): count for name, count in changes.items()}
     return KernelCode(
         name=INFO.name, arch=90, compiler="13.0.88", registers=128, stack_bytes=stack_bytes,
         static_smem_bytes=0, code_bytes=1, mix=Mix({name: count for name, count in opcodes.items() if count}),
-        loops=(),
+        loops=(), setmaxnreg=setmaxnreg,
     )  # fmt: skip
 
 
@@ -70,6 +70,9 @@ def test_a_general_kernel_reads_lengths_and_sinks() -> None:
         ({"USETMAXREG_DEALLOC_CTAPOOL": 0}, "0 USETMAXREG.DEALLOC; its tile takes 1"),
         ({"UTMASTG_4D": 0}, "0 UTMASTG; its tile takes 5"),
         ({"UTMALDG_4D": 0}, "no UTMALDG"),
+        ({"setmaxnreg": (32, 160, 32)}, "R32 in warps that keep 32 registers"),
+        ({"setmaxnreg": (40, 160, 31)}, "520 registers are dealt out to 4 threads; the launch gave 512"),
+        ({"setmaxnreg": ()}, "no USETMAXREG"),
         ({"LDG_E": 1}, "loads from global memory other than by TMA"),
         ({"STG_E_128": 1}, "stores to global memory other than softmax_lse"),
     ],
