@@ -53,8 +53,12 @@ def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
         found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
     if code.local_instructions:
         found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
-    loads = expected.load_widths(info, code.name) if info else expected.SOFTMAX_LOADS
-    stores = expected.store_widths(info) if info else {16, 4}
+    if info is not None:
+        loads, stores = expected.load_widths(info, code.name), expected.store_widths(info)
+    elif code.name.startswith(Family.FMHA_BWD.value):
+        loads, stores = expected.BACKWARD_LOADS, expected.BACKWARD_STORES
+    else:
+        loads, stores = expected.SOFTMAX_LOADS, {16, 4}
     for group, allowed in (("LDG", loads), ("STG", stores), ("LDGSTS", {16})):
         wrong = {width: n for width, n in code.mix.widths(group).items() if width not in allowed}
         if wrong:
