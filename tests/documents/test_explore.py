@@ -175,7 +175,7 @@ def test_in_a_browser(width: int, tmp_path: Path) -> None:
     assert 0 < answers["opening"] < answers["all"] == len(problems)
     assert answers["some"] == answers["someDots"] == answers["ratioDots"] == len(some) == 3
     assert answers["hiddenDots"] == 0
-    assert answers["offered"] == ["", "long", "mission", "small"]  # what the other filters leave
+    assert answers["offered"] == ["", "long", "mission", "random", "small"]  # what the other filters leave
     assert answers["tipStyle"] == "block"
     assert answers["marked"] == 1
     assert answers["lines"] > 0

@@ -39,5 +39,8 @@ int sdpa_kernel_occupancy(int, int, int32_t *, int32_t *, int32_t *) { return SD
 int sdpa_prepare(int, int) { return SDPA_OK; }
 int sdpa_host_configure(uint64_t, int32_t) { return SDPA_HOST_CHECK; }
 int sdpa_merge_states(int, const sdpa_merge_params *, int, void *) { return SDPA_OK; }
+int sdpa_bwd_can_implement(int, const sdpa_bwd_params *) { return SDPA_NOT_SUPPORTED; }
+int sdpa_bwd_workspace_bytes(int, const sdpa_bwd_params *, uint64_t *) { return SDPA_OK; }
+int sdpa_bwd_launch(int, const sdpa_bwd_params *, int, void *) { return SDPA_CUDA_ERROR; }
 
 }  // extern "C"

@@ -10,7 +10,7 @@ import pytest
 from generator.core.kernel import Op as GeneratorOp
 from generator.families import FAMILIES
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, kernels
-from sdpa_cutlass.choice import select
+from sdpa_cutlass.choice import backward, select
 from sdpa_cutlass.choice.cost import MODELS, estimate
 from sdpa_cutlass.errors import ArgumentError, LibraryMismatchError, NoKernelError
 from sdpa_cutlass.integrations import torch_sdpa
@@ -159,12 +159,18 @@ def test_few_tiles_and_what_hoppers_family_does_not_take_are_the_others() -> Non
 
 
 @pytest.mark.parametrize("asked", [{"has_lengths": True}, {"window": (512, 0)}, {"has_sinks": True}], ids=str)
-def test_lengths_windows_and_sinks_are_in_one_ranking(asked: dict[str, Any]) -> None:
-    problem = made_problem(**square(2048, 128), **asked)
-    found = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
-    assert {row.family for row, _ in found} == {Family.FMHA_FWD, Family.FMHA_FWD_SM90}
-    assert found[0][0].family is Family.FMHA_FWD_SM90
-    assert select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, L4)[0][0].family is Family.FMHA_FWD
+def test_a_kernel_on_trial_is_in_no_ranking_and_runs_where_it_is_named(asked: dict[str, Any]) -> None:
+    native, problem = library(Target.HOST), made_problem(**square(2048, 128), **asked)
+    found = select.ranking(native, problem, Family.FMHA_FWD, H200)
+    assert {row.family for row, _ in found} == {Family.FMHA_FWD}
+    on_trial = [
+        row for row in kernels(Target.HOST) if row.is_on_trial and not select.mismatches(row, problem)
+    ]
+    assert {row.family for row in on_trial} == {Family.FMHA_FWD_SM90}
+    native = Rows(list(kernels(Target.HOST)), "89")
+    for row in on_trial:
+        named = select.choose(native, problem, Family.FMHA_FWD, H200, Params(), name=row.name)
+        assert named.kernel == row
 
 
 def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(
@@ -172,7 +178,8 @@ def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(
 ) -> None:
     row = next(row for row in kernels(Target.HOST) if row.head_dim == 64 and not row.is_general)
     newer = dataclasses.replace(row, index=1, arch=90, code="90a-real", head_dim=72)
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    for module in (select, backward):
+        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     native = Rows([row, newer], "89")
     assert torch_sdpa._head_dims(native, L4).plain == {64}
     assert torch_sdpa._head_dims(native, H200).plain == {64, 72}
