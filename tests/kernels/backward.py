@@ -174,6 +174,8 @@ def violations(case: Case, given: Operands, gradients: Gradients, dtype: torch.d
         grad = grad.cpu().double()
         error, bound = (grad - ref).abs().max().item(), 2 * (other - ref).abs().max().item() + 1e-5
         norm, limit = (grad - ref).norm().item(), 1.5 * (other - ref).norm().item() + 1e-6 * ref.norm().item()
+        if case.p_dropout and case.causal is not None:  # the first rows see one key
+            bound += of_delta
         if torch.equal(other.double(), ref):  # where torch is exact, two units in the last place
             bound += 2 * eps * ref.abs().max().item() + of_delta
             limit = bound * math.sqrt(ref.numel())

@@ -154,7 +154,7 @@ typedef enum sdpa_op {
 
 /* How near to the mathematics. A choice among kernels crosses no line of these unasked; later versions append. */
 typedef enum sdpa_accuracy {
-  SDPA_ACCURACY_EXACT = 0,         /* logits in float32, roundings to the element type in P and in the result alone */
+  SDPA_ACCURACY_EXACT = 0,          /* logits in float32, roundings to the element type in P and in the result alone */
   SDPA_ACCURACY_ROUNDED_LOGITS = 1, /* logits may be rounded to 16 bits */
   SDPA_ACCURACY_INT8_QK = 2,        /* Q and K are rounded to 8 bits: docs/quantised.md has the bounds */
   SDPA_ACCURACY_INT8 = 3            /* and so are V and P */
