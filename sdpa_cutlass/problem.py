@@ -223,9 +223,18 @@ class Problem:
         return full // 2 if self.is_causal and not is_counted else full
 
     @property
+    def seen_keys(self) -> int:
+        """The keys that at least one row sees, as far as causal mask and window decide."""
+        keys, offset = self.seqlen_k, self.causal_offset
+        left, right = self.window or (-1, 0 if self.is_causal else -1)
+        begin = 0 if left < 0 else min(max(offset - left, 0), keys)
+        end = keys if right < 0 else min(max(offset + right + self.seqlen_q, begin), keys)
+        return end - begin
+
+    @property
     def bytes(self) -> int:
-        """Bytes of q, k, v and out, each counted once: the least that has to cross DRAM, but for a mask."""
-        rows = self.num_heads_q * self.seqlen_q + self.num_heads_kv * self.seqlen_k
+        """Bytes of q, out and the seen rows of k and v, once each: the least that DRAM gives, but for a mask."""
+        rows = self.num_heads_q * self.seqlen_q + self.num_heads_kv * self.seen_keys
         return self.batch * rows * (self.head_dim + self.head_dim_v) * self.dtype.itemsize
 
     @property

@@ -6,7 +6,7 @@ in the space `release`. Rows are grouped by the kernel's family. Two figures a f
     rank     Spearman's rank correlation of predicted and measured times over all its rows
     error    median of |predicted - measured| / measured
 
-The suite `decode` is left out, and listed by itself: its kernels wait for DRAM, which the models do not know.
+The suite `decode` is listed by itself: its kernels wait for DRAM, the others for their SMs.
 """
 
 from __future__ import annotations

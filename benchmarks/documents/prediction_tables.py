@@ -1,13 +1,13 @@
 """The blocks of docs/predictions.md: times that the cost models predict, and how well they did elsewhere.
 
-predictions      mission and long on an L4 and an RTX 4090, with the physical floor
+predictions      mission, long and decode on an L4 and an RTX 4090, with the physical floor
 prediction_goal  what each card's arithmetic says of the mission's 5 µs
 model_quality    predictions next to measurements of result files, a line a family (model_quality.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.documents import kernel_rows, model_quality
 from benchmarks.documents.model_quality import LEAST_RANK, MOST_ERROR, Quality
@@ -20,36 +20,54 @@ from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.cli.summary import tile
 
 SUITES = ("mission", "long")
+DECODE_SUITES = ("decode",)
 ADA = (L4, RTX_4090)
 GOAL_US = 5.0
 MISSING = "–"
 
 
 def tables() -> list[str]:
-    """A table a card, in Markdown."""
+    """Two tables a card, in Markdown: squares, then decoding."""
     lines: list[str] = []
     for card in ADA:
-        lines += [f"**{card.name}**, {card.sms} SMs, predicted", "", *_table(card), ""]
+        lines += [f"**{card.name}**, {card.sms} SMs, predicted", "", *_table(card, SUITES, _SQUARE), ""]
+        lines += [f"**{card.name}, decoding**, predicted", "", *_table(card, DECODE_SUITES, _DECODING), ""]
     return lines[:-1]
 
 
-def _table(card: Card) -> list[str]:
-    head = ["batch", "heads", "seqlen", "head_dim", "causal", "tile"]
-    head += [f"predicted at {CLOCK_GHZ} GHz, µs", f"predicted at {card.boost_ghz:.2f} GHz, µs", "floor, µs"]
-    lines = [_line(head), _line(["---:"] * 4 + ["---"] * 2 + ["---:"] * 3)]
-    for case in suites.cases_of(SUITES):
-        found = predict(kernel_rows.release(), row_of(case), card)
-        lines.append(_line(_cells(case, found)))
+_SQUARE: Mapping[str, Callable[[Case], object]] = {
+    "batch": lambda case: case.batch,
+    "heads": lambda case: case.num_heads_q,
+    "seqlen": lambda case: case.seqlen_q,
+    "head_dim": lambda case: case.head_dim,
+    "causal": lambda case: "yes" if case.causal else "no",
+}
+_DECODING: Mapping[str, Callable[[Case], object]] = {
+    "batch": lambda case: case.batch,
+    "heads": lambda case: case.num_heads_q,
+    "key heads": lambda case: case.num_heads_kv,
+    "queries": lambda case: case.seqlen_q,
+    "keys": lambda case: case.seqlen_k,
+    "head_dim": lambda case: case.head_dim,
+}
+
+
+def _table(card: Card, names: Sequence[str], sizes: Mapping[str, Callable[[Case], object]]) -> list[str]:
+    times = [f"predicted at {CLOCK_GHZ} GHz, µs", f"predicted at {card.boost_ghz:.2f} GHz, µs", "floor, µs"]
+    left = ["---" if head == "causal" else "---:" for head in sizes]
+    lines = [_line([*sizes, "tile", *times]), _line([*left, "---", *["---:"] * len(times)])]
+    for case in suites.cases_of(names):
+        if case.dtype is None:
+            found = predict(kernel_rows.release(), row_of(case), card)
+            lines.append(_line([*(str(size(case)) for size in sizes.values()), *_cells(found)]))
     return lines
 
 
-def _cells(case: Case, found: Prediction | None) -> list[str]:
-    sizes = [str(size) for size in (case.batch, case.num_heads_q, case.seqlen_q, case.head_dim)]
-    sizes.append("yes" if case.causal else "no")
+def _cells(found: Prediction | None) -> list[str]:
     if found is None:
-        return [*sizes, *[MISSING] * 4]
+        return [MISSING] * 4
     times = (found.microseconds, found.microseconds_at_boost, found.floor_us)
-    return [*sizes, f"`{tile(found.kernel.name)}`", *map(number, times)]
+    return [f"`{tile(found.kernel.name)}`", *map(number, times)]
 
 
 def goal() -> list[str]:
@@ -77,7 +95,7 @@ def _sentence(card: Card, case: Case) -> str:
 
 
 def quality(files: Sequence[Results]) -> list[str]:
-    """A line a family, then those of the suite that no model covers."""
+    """A line a family, then those of decoding."""
     found = model_quality.qualities(files)
     head = ["family", "card", "kernels timed", "rank correlation", "median error", "goal"]
     lines = [_line(head), _line(["---"] * 2 + ["---:"] * 3 + ["---"])]

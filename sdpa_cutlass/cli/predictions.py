@@ -1,10 +1,10 @@
 """What the cost models predict for cards that need not be here. Predictions, never measurements.
 
 The models (choice/cost/) count clocks, of which they take 1.75 a nanosecond on every card: that is how
-they were fitted on an H200. They know a card by its SMs, its rate of mma.sync, its shared memory, and nothing
-of DRAM. `floor_us` is physical: the larger of FLOPs over the peak of 16-bit products with float32 sums at the
-boost clock, and the bytes that the L2 cache cannot hold over the DRAM's bandwidth. A prediction is never
-below it.
+they were fitted on an H200. They know a card by its SMs, its rate of mma.sync, its shared memory, its L2
+cache and the bandwidth of its DRAM. `floor_us` is physical: the larger of FLOPs over the peak of 16-bit
+products with float32 sums at the boost clock, and the bytes that the L2 cache cannot hold over the DRAM's
+bandwidth. A prediction is never below it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from sdpa_cutlass.choice.cost import Estimate, estimate
-from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
+from sdpa_cutlass.choice.cost.model import microseconds
 from sdpa_cutlass.choice.select import families_with_plain, mismatches, order
 from sdpa_cutlass.cli.results import PROBLEM_KEYS, Row
 from sdpa_cutlass.cli.roofline import DATASHEETS, problem_of
@@ -53,6 +53,8 @@ class Card:
             compute_capability=self.compute_capability,
             sms=self.sms,
             mma_flops_per_clock=mma_flops_per_clock(self.compute_capability, full),
+            l2_bytes=self.l2_bytes,
+            dram_gbps=DATASHEETS[self.name].dram_gbps,
         )
 
     @property
@@ -99,12 +101,8 @@ class Prediction:
     @property
     def microseconds_at_boost(self) -> float:
         """The same clocks at the card's boost clock, which it cannot always hold."""
-        return max(self.estimate.microseconds * CLOCK_GHZ / self.boost_ghz, self.floor_us)
-
-    @property
-    def is_floor(self) -> bool:
-        """True where the model alone would be below what is possible: it knows no DRAM."""
-        return self.estimate.microseconds < self.floor_us
+        found = self.estimate
+        return max(microseconds(found.cycles, found.dram_us, self.boost_ghz), self.floor_us)
 
 
 def predict(rows: Iterable[KernelInfo], row: Row, card: Card) -> Prediction | None:

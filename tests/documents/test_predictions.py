@@ -37,15 +37,16 @@ def found(committed: list[Results]) -> dict[str, Quality]:
     return {one.what: one for one in model_quality.qualities(committed)}
 
 
+@pytest.mark.parametrize("suite", ["", ", decode"], ids=["", "decode"])
 @pytest.mark.parametrize("family", [family.value for family in MODELS])
 def test_every_familys_model_is_good_on_the_committed_results(
-    family: str, found: dict[str, Quality], committed: list[Results]
+    family: str, suite: str, found: dict[str, Quality], committed: list[Results]
 ) -> None:
-    """Rank correlation of 0.9 and a median error of 15 % at least: issue 25. Decode is not covered."""
-    if family in model_quality.unmeasured(committed):
-        pytest.skip(f"no committed result has a kernel of {family}")
-    one = found[family]
-    assert one.rows >= 50
+    """Rank correlation of 0.9 and a median error of 15 % at least."""
+    if family in model_quality.unmeasured(committed) or (suite and family == "fmha_fwd_sm90"):
+        pytest.skip(f"no committed result has a kernel of {family}{suite}")
+    one = found[family + suite]
+    assert one.rows >= (20 if suite else 50)
     assert one.rank is not None
     assert one.rank >= 0.9
     assert one.error <= 0.15
@@ -146,7 +147,7 @@ def test_floors() -> None:
 def test_the_page_labels_every_figure_and_says_what_is_out_of_reach() -> None:
     text = (ROOT / "docs" / "predictions.md").read_text(encoding="utf-8")
     tables = [line for line in text.splitlines() if line.startswith("| batch |")]
-    assert len(tables) == len(prediction_tables.ADA)
+    assert len(tables) == 2 * len(prediction_tables.ADA)
     for head in tables:
         columns = [cell.strip() for cell in head.strip("|").split("|")]
         times = [column for column in columns if column.endswith("µs")]

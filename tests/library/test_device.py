@@ -19,7 +19,9 @@ FACTS = {
     "cuInit": lambda flags: (),
     "cuDeviceGet": lambda index: (f"device {index}",),
     "cuDeviceGetName": lambda length, handle: (b"NVIDIA L4".ljust(length, b"\0"),),
-    "cuDeviceGetAttribute": lambda which, handle: ({"SMs": 58, "major": 8, "minor": 9}[which],),
+    "cuDeviceGetAttribute": lambda which, handle: (
+        {"SMs": 58, "major": 8, "minor": 9, "L2": 48 * 2**20, "kHz": 6251000, "bits": 192}[which],
+    ),
 }
 
 
@@ -39,6 +41,8 @@ def test_the_facts_of_a_gpu(use: Callable[[FakeDriver], FakeDriver]) -> None:
     found = device.cuda_device.__wrapped__(1)
     assert (found.name, found.compute_capability, found.sms, found.index) == ("NVIDIA L4", (8, 9), 58, 1)
     assert found.mma_flops_per_clock == 1024
+    assert found.l2_bytes == device.HOST.l2_bytes
+    assert found.dram_gbps == pytest.approx(device.HOST.dram_gbps, rel=1e-3)
 
 
 def test_an_error_has_its_number_and_name(use: Callable[[FakeDriver], FakeDriver]) -> None:
@@ -118,7 +122,7 @@ def test_cuda_python_has_every_function_that_is_asked() -> None:
     assert len(names) == 2
     assert all(hasattr(getattr(driver, kind), name) for kind, name in names)
     attributes = re.findall(r'\battribute\("(\w+)"\)', text)
-    assert len(attributes) == 3
+    assert len(attributes) == 6
     assert all(hasattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{which}") for which in attributes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -259,5 +260,40 @@ def test_flops_and_bytes() -> None:
     wider = dataclasses.replace(task, head_dim_v=192)
     assert wider.flops == 2 * task.flops
     assert wider.bytes == 2 * task.bytes
+
+
+@pytest.mark.parametrize(
+    ("limits", "seen"),
+    [
+        ({}, 100),
+        ({"causal": Causal.TOP_LEFT}, 8),
+        ({"causal": Causal.BOTTOM_RIGHT}, 100),
+        ({"window": (10, 0)}, 18),
+        ({"window": (10, 2)}, 18),
+        ({"window": (-1, 2)}, 100),
+        ({"causal": Causal.TOP_LEFT, "diagonal": -3}, 5),
+        ({"causal": Causal.TOP_LEFT, "diagonal": -8}, 0),
+        ({"window": (2, -1), "diagonal": 50}, 52),
+    ],
+    ids=str,
+)
+def test_keys_that_no_row_sees_are_not_read(limits: dict[str, Any], seen: int) -> None:
+    task = dataclasses.replace(problem(1, 8, 100), **limits)
+    assert task.seen_keys == seen
+    assert task.bytes == problem(1, 8, seen).bytes
+
+
+def test_what_the_l2_cache_cannot_hold_takes_the_drams_time() -> None:
+    """A bound for every kernel alike: it changes times, never a ranking."""
+    card = dataclasses.replace(H200, l2_bytes=50 * 2**20, dram_gbps=4800.0)
+    row = kernel(16, 64, 4, kv_groups=4)
+    small, large = problem(1, 64, 4096), problem(32, 1, 16384)
+    assert small.bytes < card.l2_bytes < large.bytes
+    for task in small, large:
+        found, blind = estimate(row, task, card), estimate(row, task, H200)
+        assert found.cycles == blind.cycles
+        assert (found.microseconds > blind.microseconds) == (task is large)
+    assert found.dram_us == pytest.approx(large.bytes / 4464e3)
+    assert found.microseconds == pytest.approx(found.dram_us + 1500 / 1750)
     assert problem(1, 5, 9, Causal.BOTTOM_RIGHT).causal_offset == 4
     assert problem(1, 5, 9, Causal.TOP_LEFT).causal_offset == 0

@@ -24,6 +24,11 @@ L2_BYTES_PER_CLOCK = 64
 SMEM_PER_CTA = 1024  # that a CTA takes beyond what it asks for
 
 
+def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:
+    """What a kernel takes at a clock: `cycles` of the SMs, or a launch and the DRAM's time if that is longer."""
+    return max(cycles, LAUNCH_CYCLES + clock_ghz * 1e3 * dram_us) / (clock_ghz * 1e3)
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
@@ -33,6 +38,8 @@ def ceil_div(a: int, b: int) -> int:
 class Estimate:
     """CTAs, waves of them over the card, the share of computed scores that are needed, and the time.
 
+    `cycles` are those of the SMs, by which kernels are ranked. `microseconds` are theirs, and no fewer than a
+    launch and `dram_us`, in which inputs and output cross DRAM: the same for every kernel.
     `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
     """
 
@@ -41,6 +48,7 @@ class Estimate:
     useful: float
     cycles: float
     microseconds: float
+    dram_us: float = 0.0
     num_splits: int = 0
 
 
@@ -74,4 +82,13 @@ class Model(ABC):
         cycles, num_splits = self.cost(problem)
         ctas, useful = self.grid(problem, num_splits)
         waves = ctas / (self.device.sms * self.kernel.ctas_per_sm)
-        return Estimate(ctas, waves, useful, cycles, cycles / (CLOCK_GHZ * 1e3), num_splits)
+        dram_us = self.device.dram_us(problem.bytes)
+        return Estimate(
+            ctas=ctas,
+            waves=waves,
+            useful=useful,
+            cycles=cycles,
+            microseconds=microseconds(cycles, dram_us, CLOCK_GHZ),
+            dram_us=dram_us,
+            num_splits=num_splits,
+        )

@@ -139,7 +139,7 @@ class Writer:
         os.fsync(self._file.fileno())
 
 
-_DEVICE_KEYS = ("compute_capability", "sms", "mma_flops_per_clock")
+_DEVICE_KEYS = ("compute_capability", "sms", "mma_flops_per_clock", "l2_bytes", "dram_gbps")
 
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,6 +198,8 @@ def _parse_head(record: Any) -> Journal:
         compute_capability=(int(major), int(minor)),
         sms=int(device["sms"]),
         mma_flops_per_clock=int(device["mma_flops_per_clock"]),
+        l2_bytes=int(device.get("l2_bytes", 0)),  # journals before 2026-11-24 have neither
+        dram_gbps=float(device.get("dram_gbps", 0)),
     )
     if not isinstance(record["env"], dict):
         raise ValueError("env is not an object")
