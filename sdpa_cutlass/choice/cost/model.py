@@ -25,7 +25,7 @@ SMEM_PER_CTA = 1024  # that a CTA takes beyond what it asks for
 
 
 def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:
-    """What a kernel takes at a clock: `cycles` of the SMs, or a launch and the DRAM's time if that is longer."""
+    """What a kernel takes at a clock: `cycles` of the SMs, or a launch and the time of the DRAM."""
     return max(cycles, LAUNCH_CYCLES + clock_ghz * 1e3 * dram_us) / (clock_ghz * 1e3)
 
 
