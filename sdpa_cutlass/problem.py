@@ -233,7 +233,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes of q, out and the seen rows of k and v, once each: the least that DRAM gives, but for a mask."""
+        """Bytes of q, out and the seen rows of k and v, once each: the least that DRAM has to move."""
         rows = self.num_heads_q * self.seqlen_q + self.num_heads_kv * self.seen_keys
         return self.batch * rows * (self.head_dim + self.head_dim_v) * self.dtype.itemsize
 

@@ -26,7 +26,7 @@ _DRAM_SHARE = 0.93
 class DeviceInfo:
     """One device. `mma_flops_per_clock` is per SM, for fp16 mma.sync with fp32 accumulation.
 
-    `dram_gbps` is what the memory's clock and width allow, 0 where nobody said; `l2_bytes` the L2 cache's size.
+    `l2_bytes` is the size of its L2 cache, `dram_gbps` what its memory's clock and width allow: 0 if unknown.
     """
 
     target: Target
