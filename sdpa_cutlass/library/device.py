@@ -89,6 +89,7 @@ def cuda_device(index: int) -> DeviceInfo:
         return int(_ask("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{which}"), handle))
 
     capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
+    transfers = 2e3 * attribute("MEMORY_CLOCK_RATE")  # of a wire, in a second
     return DeviceInfo(
         target=Target.CUDA,
         index=index,
@@ -97,10 +98,7 @@ def cuda_device(index: int) -> DeviceInfo:
         sms=attribute("MULTIPROCESSOR_COUNT"),
         mma_flops_per_clock=mma_flops_per_clock(capability, name),
         l2_bytes=attribute("L2_CACHE_SIZE"),
-        dram_gbps=2
-        * attribute("MEMORY_CLOCK_RATE")
-        * attribute("GLOBAL_MEMORY_BUS_WIDTH")
-        / 8e6,  # kHz, bits
+        dram_gbps=transfers * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8e9,
     )
 
 
