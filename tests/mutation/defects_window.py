@@ -93,7 +93,7 @@ WINDOWS: tuple[Mutant, ...] = (
     ),
     _window(
         "window_aligned_to_the_tensor",
-        "fmha_fwd/launch.cuh",
+        "attention/set_params.hpp",
         "params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;",
         "params.causal_offset = p.is_causal ? p.causal_offset : 0;",
         "without a causal mask, a window counts from the first row and key",

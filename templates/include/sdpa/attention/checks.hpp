@@ -25,4 +25,23 @@ inline Status check_tensor(const char *name, const void *data, const int64_t (&s
   return {};
 }
 
+// Batches, heads and rows of q and out, and of k and v. Packed sequences lie one behind the other in a single batch.
+struct Extents {
+  int q[3];
+  int kv[3];
+
+  explicit Extents(const sdpa_params &p)
+      : q{p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q},
+        kv{p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k} {}
+};
+
+inline Status check_operands(const sdpa_params &p) {
+  const Extents extents(p);
+  Status status = check_tensor("q", p.q, p.q_stride, extents.q);
+  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extents.kv);
+  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extents.kv);
+  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, extents.q);
+  return status;
+}
+
 }  // namespace sdpa

@@ -38,4 +38,23 @@ void set_params(Params &params, const sdpa_params &p) {
                                          int64_t{4} * params.seqlen_k * Traits::kHeadDim);
 }
 
+// The same for a general kernel, whatever its family. Masks and dropout are the family's.
+template <class Traits>
+void set_general_params(GeneralParams &params, const sdpa_params &p) {
+  set_params<Traits>(params, p);
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.num_heads_q = p.num_heads_q;
+  params.is_causal = p.is_causal;
+  params.is_bottom_right = p.causal_bottom_right;
+  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
+  params.window_left = p.has_window ? p.window_left : -1;
+  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
+  params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
+  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
+  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
+  if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
+  if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
+}
+
 }  // namespace sdpa

@@ -33,15 +33,7 @@ Status can_implement(const sdpa_params &p) {
                          "launch has at most %d",
                          p.batch, p.num_heads_q, p.num_heads_kv, p.seqlen_q, p.seqlen_k, static_cast<long long>(ctas),
                          INT_MAX);
-  const int batch_q = p.cu_seqlens_q ? 1 : p.batch;
-  const int batch_k = p.cu_seqlens_k ? 1 : p.batch;
-  const int extent_q[3] = {batch_q, p.num_heads_q, p.cu_seqlens_q ? p.total_q : p.seqlen_q};
-  const int extent_kv[3] = {batch_k, p.num_heads_kv, p.cu_seqlens_k ? p.total_k : p.seqlen_k};
-  Status status = check_tensor("q", p.q, p.q_stride, extent_q);
-  if (status.ok()) status = check_tensor("k", p.k, p.k_stride, extent_kv);
-  if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extent_kv);
-  if (status.ok()) status = check_tensor("out", p.out, p.out_stride, extent_q);
-  return status;
+  return check_operands(p);
 }
 
 template <class Traits>
@@ -52,20 +44,7 @@ uint64_t workspace_bytes(const sdpa_params &p) {
 template <class Traits>
 QuantizedParams to_params(const sdpa_params &p) {
   QuantizedParams params = {};
-  set_params<Traits>(params, p);
-  params.head_dim = p.head_dim;
-  params.head_dim_v = p.head_dim_v;
-  params.num_heads_q = p.num_heads_q;
-  params.is_causal = p.is_causal;
-  params.is_bottom_right = p.causal_bottom_right;
-  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
-  params.window_left = p.has_window ? p.window_left : -1;
-  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
-  params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
-  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
-  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
-  if (p.cu_seqlens_q) params.q.batch_stride = params.out.batch_stride = params.lse_batch_stride = 0;
-  if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
+  set_general_params<Traits>(params, p);
 
   const auto workspace = Workspace::make<Traits::kMath, Traits::kHeadDim>(p);
   char *const memory = static_cast<char *>(p.workspace);

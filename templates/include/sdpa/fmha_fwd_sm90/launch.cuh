@@ -38,8 +38,6 @@ inline Status check_tensor_map(const char *name, const void *data, const int64_t
   return {};
 }
 
-inline int num_rows(const void *cu_seqlens, int seqlen, int total) { return cu_seqlens ? total : seqlen; }
-
 // Bytes of a step of a ragged map's fourth dimension, and of a row; those of axes of extent 1 do not count.
 struct RaggedBytes {
   int64_t step;
@@ -78,20 +76,17 @@ Status can_implement(const sdpa_params &p) {
   if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > kRaggedRows - 2 * Traits::kBlockM)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^30 - 384",
                        p.seqlen_q, p.seqlen_k);
-  const int rows_q = num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q);
-  const int rows_k = num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k);
-  const int extent_q[3] = {p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q, rows_q};
-  const int extent_kv[3] = {p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv, rows_k};
-  Status status = check_tensor_map("q", p.q, p.q_stride, extent_q);
-  if (status.ok()) status = check_tensor_map("k", p.k, p.k_stride, extent_kv);
-  if (status.ok()) status = check_tensor_map("v", p.v, p.v_stride, extent_kv);
-  if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extent_q, /*is_input=*/false);
+  const Extents extents(p);
+  Status status = check_tensor_map("q", p.q, p.q_stride, extents.q);
+  if (status.ok()) status = check_tensor_map("k", p.k, p.k_stride, extents.kv);
+  if (status.ok()) status = check_tensor_map("v", p.v, p.v_stride, extents.kv);
+  if (status.ok()) status = check_tensor_map("out", p.out, p.out_stride, extents.q, /*is_input=*/false);
   if constexpr (Traits::kIsGeneral) {
     constexpr int64_t kBytes = sizeof(typename Traits::Element);
-    if (status.ok()) status = check_ragged_map("q", p.q_stride, extent_q, kBytes);
-    if (status.ok()) status = check_ragged_map("k", p.k_stride, extent_kv, kBytes);
-    if (status.ok()) status = check_ragged_map("v", p.v_stride, extent_kv, kBytes);
-    if (status.ok()) status = check_ragged_map("out", p.out_stride, extent_q, kBytes);
+    if (status.ok()) status = check_ragged_map("q", p.q_stride, extents.q, kBytes);
+    if (status.ok()) status = check_ragged_map("k", p.k_stride, extents.kv, kBytes);
+    if (status.ok()) status = check_ragged_map("v", p.v_stride, extents.kv, kBytes);
+    if (status.ok()) status = check_ragged_map("out", p.out_stride, extents.q, kBytes);
   }
   return status;
 }
@@ -144,35 +139,20 @@ Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, Ragg
 
 template <class Traits>
 Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
-  set_params<Traits>(params, p);
-  params.head_dim = p.head_dim;
-  params.head_dim_v = p.head_dim_v;
-  params.num_heads_q = p.num_heads_q;
-  params.is_causal = p.is_causal;
-  params.is_bottom_right = p.causal_bottom_right;
-  params.causal_offset = p.is_causal || p.has_window ? p.causal_offset : 0;
-  params.window_left = p.has_window ? p.window_left : -1;
-  params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
-  params.sinks = {p.sinks, static_cast<MaskType>(p.sinks_type)};
-  params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
-  params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
-  if (p.cu_seqlens_q) params.lse_batch_stride = 0;
-  const int extent_q[3] = {p.cu_seqlens_q ? 1 : p.batch, p.num_heads_q,
-                           num_rows(p.cu_seqlens_q, p.seqlen_q, p.total_q)};
-  const int extent_kv[3] = {p.cu_seqlens_k ? 1 : p.batch, p.num_heads_kv,
-                            num_rows(p.cu_seqlens_k, p.seqlen_k, p.total_k)};
+  set_general_params<Traits>(params, p);
+  const Extents extents(p);
   Steps step_out;
   Status status = make_ragged_map<Traits>(params.map_q, params.step_q, params.ragged_q, "q", p.q, p.head_dim,
-                                          p.q_stride, extent_q, kWarpgroupRows);
+                                          p.q_stride, extents.q, kWarpgroupRows);
   if (status.ok())
     status = make_ragged_map<Traits>(params.map_k, params.step_k, params.ragged_k, "k", p.k, p.head_dim, p.k_stride,
-                                     extent_kv, Traits::kBlockN);
+                                     extents.kv, Traits::kBlockN);
   if (status.ok())
     status = make_ragged_map<Traits>(params.map_v, params.step_v, params.ragged_v, "v", p.v, p.head_dim_v, p.v_stride,
-                                     extent_kv, Traits::kBlockN);
+                                     extents.kv, Traits::kBlockN);
   if (status.ok())
     status = make_ragged_map<Traits>(params.map_out, step_out, params.ragged_out, "out", p.out, p.head_dim_v,
-                                     p.out_stride, extent_q, kWarpRows);
+                                     p.out_stride, extents.q, kWarpRows);
   params.num_tiles = params.num_ctas = static_cast<uint32_t>(num_tiles<Traits>(p));
   set_sections<Traits>(params, p, Traits::Arch::num_sms());
   return status;
