@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from sdpa_cutlass.call import planning
-from sdpa_cutlass.call.planning import Inputs, Options
+from sdpa_cutlass.call import binding, planning
+from sdpa_cutlass.call.arguments import Inputs, Options
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.measure import Settings, input_sets
 from sdpa_cutlass.cli.providers import Operands
@@ -65,11 +65,11 @@ def bind(
 
     def call() -> torch.Tensor:
         with serving(library):
-            planning.execute(planning.bind(options, inputs), options, out, philox)
+            planning.execute(binding.bind(options, inputs), options, out, philox)
         return out
 
     with serving(library):
-        plan = planning.execute(planning.bind(options, inputs), options, out, philox).plan
+        plan = planning.execute(binding.bind(options, inputs), options, out, philox).plan
     assert plan is not None, f"{case.name} runs no kernel"
     return call, plan.kernel.name
 

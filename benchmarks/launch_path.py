@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdpa_cutlass
-from sdpa_cutlass.call import calls, launch
+from sdpa_cutlass.call import launch, plan_cache
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.library.abi import Library
@@ -218,7 +218,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "attention": sdpa_cutlass.attention, "attention_varlen": sdpa_cutlass.attention_varlen,
         "scaled_dot_product_attention": sdpa_cutlass.scaled_dot_product_attention,
         "plan": plan, "dry_scale": dry_scale, "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
-        "signature_of": calls.signature_of, "pack": launch._pack, "head": launch._head, "rest": rest,
+        "signature_of": plan_cache.signature_of, "pack": launch._pack, "head": launch._head, "rest": rest,
         "workspace": workspace, "native": native, "launch_plan": launch_plan,
         "addresses": launch._pack(launch._head, *words, 0, workspace_address, size, rest),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
@@ -229,7 +229,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         names["dry_plan"] = sdpa_cutlass.plan(q, k, v, scale=dry_scale)
         for step in DRY:
             timeit.timeit(step.statement, number=2, globals=names)  # makes its plan, then its launcher
-    signature, same_signature = (tuple(map(calls.signature_of, (q, k, v))) for _ in range(2))
+    signature, same_signature = (tuple(map(plan_cache.signature_of, (q, k, v))) for _ in range(2))
     return names | {
         "signature": signature,
         "same_signature": same_signature,

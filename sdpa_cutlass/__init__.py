@@ -19,7 +19,7 @@ registers nothing and replaces nothing.
 
 __version__ = "0.1.0"
 
-from .call.checks import Layout
+from .call.operands import Layout
 from .dropout import PhiloxState, dropout_mask
 from .errors import (
     ArgumentError,
@@ -35,7 +35,8 @@ from .errors import (
     UnsupportedError,
     UntrustedLibraryError,
 )
-from .integrations.torch_sdpa import Usage, disable, enable, enabled
+from .integrations.torch_sdpa import disable, enable, enabled
+from .integrations.usage import Usage
 from .library.registry import Family, KernelInfo, Precision
 from .problem import Causal, DType, MaskType, Problem
 from .public.api import attention, kernels, scaled_dot_product_attention, unfused_attention

@@ -21,7 +21,7 @@ from benchmarks.documents import (
     short_tables,
 )
 from benchmarks.documents.naive_tables import NAIVE
-from sdpa_cutlass.cli import bench_plots, decode_tables, mask_tables, plots, tables, wall_tables
+from sdpa_cutlass.cli import bench_plots, decode_tables, mask_tables, plots, summary, tables, wall_tables
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import compare
@@ -85,7 +85,7 @@ def _plot(sources: Sequence[Source], files: Sequence[str], *, title: str) -> str
     """The picture, where there is one: it is the last file."""
     if not files[-1].endswith(PICTURE_SUFFIX):
         return ""
-    return f"![{title} on {tables.heading(sources[0].results)}]({files[-1]})"
+    return f"![{title} on {summary.heading(sources[0].results)}]({files[-1]})"
 
 
 def _wall(sources: Sequence[Source], files: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def _wall(sources: Sequence[Source], files: Sequence[str]) -> str:
     parts: list[str] = []
     for source in sources:
         found = source.results
-        parts += [f"**{source.path.stem}**: {tables.heading(found)}"]
+        parts += [f"**{source.path.stem}**: {summary.heading(found)}"]
         parts += ["\n".join(wall_tables.markdown(compare(found.rows)))]
         notes = [line for line in tables.footnotes(compare(found.rows)) if not line.startswith("ok")]
         parts += ["\n".join(f"- {line}" for line in notes)] if notes else []
@@ -126,14 +126,14 @@ def _masks_summary(sources: Sequence[Source], files: Sequence[str]) -> str:
     found = sources[0].results
     comparisons = compare(found.rows)
     dtypes = " and ".join(dict.fromkeys(row.dtype for row in found.rows))
-    head = f"**{dtypes}** on {tables.heading(found)}.{short_tables.through_ptx(found)}"
+    head = f"**{dtypes}** on {summary.heading(found)}.{short_tables.through_ptx(found)}"
     return "\n\n".join([head, "\n".join(mask_tables.summary(comparisons)), _origin(files)])
 
 
 def _front(sources: Sequence[Source], files: Sequence[str]) -> str:
     """The first screen's table, of the first file."""
     found = sources[0].results
-    return "\n\n".join(["\n".join(front.table(found)), f"{tables.heading(found)}. {_origin(files[:1])}"])
+    return "\n\n".join(["\n".join(front.table(found)), f"{summary.heading(found)}. {_origin(files[:1])}"])
 
 
 def _front_picture(sources: Sequence[Source], files: Sequence[str]) -> str:

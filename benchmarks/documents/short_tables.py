@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from sdpa_cutlass.cli.cells import number
 from sdpa_cutlass.cli.results import Results
-from sdpa_cutlass.cli.summary import OURS, Comparison, compare, overall
-from sdpa_cutlass.cli.tables import footnotes, heading
+from sdpa_cutlass.cli.summary import OURS, Comparison, compare, heading, overall
+from sdpa_cutlass.cli.tables import footnotes
 
 SEPARATOR = " · "
 MISSING = "–"

@@ -4,7 +4,7 @@ Accepted, in this order: a torch.Tensor; anything with `__dlpack__` (CuPy, JAX, 
 torch's current stream as DLPack defines; anything with `__cuda_array_interface__` (Numba, ...), whose stream
 torch's current one then waits for; anything with `__array_interface__`. NumPy arrays of ml_dtypes.bfloat16,
 which DLPack does not carry, are read through their bits. Calls that have to do without torch read the same
-arrays through array_view.py.
+arrays through protocols.py.
 """
 
 from __future__ import annotations

@@ -11,23 +11,18 @@ import ctypes
 import sys
 from typing import Any
 
-from ..arrays.array_view import (
-    ArrayView,
-    contiguous_strides,
-    legacy_as_zero,
-    named_stream,
-    not_without_torch,
-    view_of,
-)
+from ..arrays.array_view import ArrayView, contiguous_strides, not_without_torch
+from ..arrays.protocols import legacy_as_zero, named_stream, view_of
 from ..arrays.tensors import is_tensor
 from ..choice.select import choose
 from ..dropout import PhiloxState, checked_philox
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..library.registry import Family, Precision
-from . import checks, outputs
-from .checks import Operands
+from . import outputs
+from .arguments import Inputs, Options, Result
+from .binding import Bound, bind
 from .launch import library_for, make_params
-from .planning import Bound, Inputs, Options, Result, bind
+from .operands import Operands, is_loadable, misalignment
 from .rng import NO_PHILOX
 
 
@@ -171,8 +166,8 @@ def _check_needs_no_torch(bound: Bound, *, has_philox: bool) -> None:
     if bound.problem.seqlen_k == 0:
         raise UnsupportedError(f"key has seqlen 0, so out is all zeros; {not_without_torch('filled')}")
     for name, tensor in (("query", operands.query), ("key", operands.key), ("value", operands.value)):
-        if not checks.is_loadable(tensor):
-            reason = checks.misalignment(tensor)
+        if not is_loadable(tensor):
+            reason = misalignment(tensor)
             if tensor.shape[3] % 8 or reason is None:
                 reason = f"has head_dim {tensor.shape[3]}; kernels take multiples of 8"
             raise UnsupportedError(f"{name} {reason}; {not_without_torch('copied')}")

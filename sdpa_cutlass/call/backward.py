@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..choice.backward import choose_backward, legal_kernels, why_none
 from ..errors import UnsupportedError
-from ..library.abi import BwdParams
 from ..library.device import stream_getter
 from ..library.locate import Target
-from . import checks
+from ..library.structs import BwdParams
+from .binding import Bound
 from .launch import library_for, make_params, make_workspace
-from .planning import Bound
+from .operands import loadable
 
 if TYPE_CHECKING:
     import torch
@@ -126,8 +126,8 @@ def _as_given(bound: Bound, likes: Tensors, grads: Gradients) -> Gradients:
 def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients, name: str | None) -> None:
     operands, problem, scale, given, _ = bound
     torch = sys.modules["torch"]
-    q, k, v = map(checks.loadable, operands[:3])
-    out, dout = (checks.loadable(_canonical(bound, tensor)) for tensor in (results.out, results.dout))
+    q, k, v = map(loadable, operands[:3])
+    out, dout = (loadable(_canonical(bound, tensor)) for tensor in (results.out, results.dout))
     lse_shape = operands.query.shape[:3]
     lse = results.softmax_lse.reshape(lse_shape).contiguous()
     dlse = None if results.dlse is None else results.dlse.reshape(lse_shape).to(torch.float32).contiguous()

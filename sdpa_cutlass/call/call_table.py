@@ -10,11 +10,12 @@ from ..library import launcher
 from ..library.registry import Family, Precision
 from ..problem import Causal
 from . import outputs, rng
-from .checks import Layout
-from .planning import Prepared
+from .operands import Layout
 
 if TYPE_CHECKING:
     import torch
+
+    from .planning import Prepared
 
 table: Any = None
 """The CallTable of the latest signatures, from the first one on."""

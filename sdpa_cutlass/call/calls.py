@@ -14,22 +14,23 @@ Arrays of other libraries are read as tensors first (tensors.py); where torch is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..arrays.tensors import as_tensor, has_torch, is_tensor
 from ..library.registry import Asked
 from ..problem import Causal
-from . import array_calls, call_table, checks, outputs, rng, torch_inputs
-from .checks import Layout
+from . import array_calls, call_table, outputs, rng, torch_hooks, torch_inputs
+from .arguments import Inputs, Options, Result
+from .binding import bind
 from .extras import Extras
-from .plan_cache import Plans
-from .planning import Inputs, Options, Prepared, Result, bind, execute, prepare, random_bits
+from .operands import Layout, check_no_grad
+from .plan_cache import Plans, launch, require_data, signature_of
+from .planning import Prepared, execute, prepare, random_bits
 
 if TYPE_CHECKING:
     import torch
 
-    from .planning import ResultTuple
+    from .arguments import ResultTuple
 
 
 _plain = Plans()  # of `run`
@@ -51,7 +52,7 @@ def run(
 ) -> ResultTuple:
     """A plain call, as `run_general` makes it."""
     global _latest
-    if is_dynamo_compiling():
+    if torch_hooks.is_dynamo_compiling():
         from ..integrations import torch_ops
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
@@ -63,7 +64,7 @@ def run(
         )
         if known_call is not None:
             return known_call
-    if is_watching():
+    if torch_hooks.is_watching():
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return _record(options, Inputs(query, key, value, out))
     signature: tuple[Any, ...] | None = None
@@ -97,7 +98,7 @@ def run(
     if prepared is None:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         return _differentiable(options, Inputs(query, key, value, out))
     if not is_latest:
@@ -108,7 +109,7 @@ def run(
     plan, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         outputs.check_known_spans(out, q, k, v, spans)
-        increment_version((out,))
+        torch_hooks.increment_version((out,))
     elif out_stride is None:
         out = empty_like(query)
     else:
@@ -144,7 +145,7 @@ def run_general(
 
     `is_operator`: torch has seen the call, and this is the operator's kernel.
     """
-    if is_dynamo_compiling():
+    if torch_hooks.is_dynamo_compiling():
         from ..integrations import torch_ops
 
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
@@ -158,7 +159,7 @@ def run_general(
         )  # fmt: skip
         if known_call is not None:
             return known_call
-    if not is_operator and is_watching():
+    if not is_operator and torch_hooks.is_watching():
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _record(options, inputs)
@@ -196,19 +197,19 @@ def run_general(
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _differentiable(options, inputs)
     if attn_mask is not None and attn_mask.requires_grad:
-        checks.check_no_grad({"attn_mask": attn_mask})
+        check_no_grad({"attn_mask": attn_mask})
     if sinks is not None and sinks.requires_grad:
-        checks.check_no_grad({"sinks": sinks})
+        check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks))
         )
-        increment_version((out,))
+        torch_hooks.increment_version((out,))
     if philox is None:
         call_table.add(
             prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
@@ -217,35 +218,6 @@ def run_general(
     state = random_bits(philox, prepared.p_dropout, query)
     extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k, sinks=sinks)
     return launch(prepared, query, key, value, out, extras)
-
-
-def signature_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a plan depends on. Raises what a value that is no tensor raises."""
-    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def require_data(*values: Any) -> None:
-    """Raises RuntimeError for a tensor without memory: FakeTensor, a functional tensor, inside torch.func."""
-    for value in values:
-        if value is not None and not isinstance(value, (tuple, list)) and not value.data_ptr():
-            raise RuntimeError("a tensor has no memory")
-
-
-def launch(
-    prepared: Prepared,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor | None,
-    given: Extras,
-) -> Result:
-    """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
-    if out is None:
-        out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
-    lse = None if make_lse is None else make_lse()
-    plan.launch(query, key, value, out, lse, given)
-    return Result(out, lse, given.philox)
 
 
 def _is_autocast_enabled(query: torch.Tensor) -> bool:
@@ -309,7 +281,7 @@ def _run_unprepared(
     if known is not inputs:
         inputs, signature = known, None
     query, key, value = inputs.query, inputs.key, inputs.value
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands
@@ -319,7 +291,7 @@ def _run_unprepared(
     executed = execute(bound, options, inputs.out, inputs.philox)
     out = operands.restore(executed.out) if inputs.out is None else inputs.out
     if inputs.out is not None:
-        increment_version((inputs.out,))
+        torch_hooks.increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     cache.keep(signature, prepare(executed, inputs, bound, out, lse))
     return Result(out, lse, executed.philox)
@@ -330,38 +302,3 @@ def _differentiable(options: Options, inputs: Inputs) -> Result:
     from ..integrations import torch_autograd
 
     return torch_autograd.attention(options, inputs)
-
-
-def is_grad_enabled() -> bool:
-    """Whether torch records what is computed: only asked about inputs that require grad."""
-    return bool(sys.modules["torch"].is_grad_enabled())
-
-
-def _find_is_dynamo_compiling() -> bool:
-    """Stands in for torch's function where torch was imported after this package, until the first eager call.
-
-    Not while tracing: compiled code depends on the global and would be compiled again.
-    """
-    global is_dynamo_compiling, is_watching, increment_version
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if torch.compiler.is_dynamo_compiling():
-        return True
-    from ..library import torch_state
-
-    is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-    is_watching, increment_version = torch_state.is_watching, torch_state.increment_version
-    return False
-
-
-def _without_torch(*_: object) -> bool:
-    return False
-
-
-# Those of torch_state.py, once torch is there.
-is_watching: Callable[[], bool] = _without_torch
-increment_version: Callable[[tuple[Any, ...]], object] = _without_torch
-is_dynamo_compiling: Callable[[], bool] = _find_is_dynamo_compiling
-if sys.modules.get("torch"):  # found now, so that code compiled before the first eager call stays valid
-    _find_is_dynamo_compiling()

@@ -17,7 +17,7 @@ from ..arrays.tensors import as_tensor, is_tensor
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
 from ..problem import Causal, MaskType
-from .checks import Operands, check_no_grad, dtype_name
+from .operands import Operands, check_no_grad, dtype_name
 
 if TYPE_CHECKING:
     import torch

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..dropout import PhiloxState
 from ..library import launcher
-from ..library.abi import Addresses, Library, Params, library
+from ..library.abi import Library, library
 from ..library.device import HOST, DeviceInfo, check_can_serve, cuda_device, stream_getter
 from ..library.locate import Target
 from ..library.registry import KernelInfo, dtype_code, mask_code
+from ..library.structs import Addresses, Params
 from ..problem import Problem
-from .checks import dtype_name
 from .extras import MASK_TYPES, NO_EXTRAS, Extras
+from .operands import dtype_name
 
 if TYPE_CHECKING:
     import torch

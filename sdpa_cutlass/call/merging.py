@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..arrays.tensors import as_tensor
-from ..choice.select import unsupported
+from ..choice.legal import unsupported
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
-from ..library.abi import MAX_LISTED_PARTS, Library
+from ..library.abi import Library
 from ..library.device import DeviceInfo, stream_getter
 from ..library.locate import Target
-from ..library.merge_abi import MergeParams, MergePart
 from ..library.registry import KernelInfo, Op, dtype_code, read_kernels
+from ..library.structs import MAX_LISTED_PARTS, MergeParams, MergePart
 from ..problem import DType
-from .checks import check_no_grad, dtype_name
 from .launch import library_for
+from .operands import check_no_grad, dtype_name
 
 if TYPE_CHECKING:
     import torch

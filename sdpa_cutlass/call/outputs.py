@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..arrays.tensors import as_tensor, is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from .checks import Operands, misalignment
+from .operands import Operands, misalignment
 
 if TYPE_CHECKING:
     import torch

@@ -9,16 +9,22 @@ MAX_PLANS / 2 new signatures.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .planning import Prepared
+from .arguments import Result
+
+if TYPE_CHECKING:
+    import torch
+
+    from .extras import Extras
+    from .planning import Prepared
 
 MAX_PLANS = 4096
 
 Signature = tuple[Any, ...]
 
 
-class Plans(dict[Signature, Prepared]):
+class Plans(dict[Signature, "Prepared"]):
     """Signature → plan, the younger generation. Asking for one that is not known raises KeyError.
 
     Threads may share it: at worst, one plans a signature again that another one had just kept.
@@ -41,3 +47,32 @@ class Plans(dict[Signature, Prepared]):
             self._older = dict(self)
             self.clear()
         self[signature] = prepared
+
+
+def signature_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a plan depends on. Raises what a value that is no tensor raises."""
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def require_data(*values: Any) -> None:
+    """Raises RuntimeError for a tensor without memory: FakeTensor, a functional tensor, inside torch.func."""
+    for value in values:
+        if value is not None and not isinstance(value, (tuple, list)) and not value.data_ptr():
+            raise RuntimeError("a tensor has no memory")
+
+
+def launch(
+    prepared: Prepared,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+    given: Extras,
+) -> Result:
+    """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
+    plan, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
+    if out is None:
+        out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
+    lse = None if make_lse is None else make_lse()
+    plan.launch(query, key, value, out, lse, given)
+    return Result(out, lse, given.philox)

@@ -1,7 +1,6 @@
-"""A call whose signature is not known yet: checks → canonical form → kernel → plan → launch.
+"""A call whose signature is not known yet: canonical form (binding.py) → kernel → plan → launch.
 
-`bind` is what every call has to pass, traced ones and `explain` too; `execute` runs it; `prepare` keeps what
-the next call of the same signature can use (see calls.py).
+`execute` runs it; `prepare` keeps what the next call of the same signature can use (see calls.py).
 """
 
 from __future__ import annotations
@@ -12,66 +11,16 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arrays.tensors import as_tensor
 from ..choice.select import choose
 from ..dropout import PhiloxState
-from ..library.registry import Asked, Family
-from ..problem import Causal, Problem
-from . import checks, extras, outputs, rng, shard
-from .checks import Layout, Operands
-from .extras import Extras
+from . import extras, outputs, rng
+from .arguments import Inputs, Options
+from .binding import Bound
 from .launch import Plan, library_for, make_params
+from .operands import is_virtual, loadable
 
 if TYPE_CHECKING:
     import torch
-
-    ResultTuple = tuple[Any, torch.Tensor | None, PhiloxState | torch.Tensor]  # a Result, or its fields
-
-
-class Options(NamedTuple):
-    """What a call asks for besides its tensors, as the caller gave it."""
-
-    family: Asked = Family.FMHA_FWD
-    causal: Causal | str | None = None
-    scale: float | None = None
-    enable_gqa: bool = True
-    kernel: str | None = None
-    return_lse: bool = False
-    p_dropout: float = 0.0
-    layout: Layout | str = "bhsd"
-    window: tuple[int, int] | None = None
-
-
-class Inputs(NamedTuple):
-    """The tensors of a call, as the caller gave them. `out` is written; `philox` may also be two integers."""
-
-    query: Any
-    key: Any
-    value: Any
-    out: Any = None
-    attn_mask: Any = None
-    seqlens_q: Any = None
-    seqlens_k: Any = None
-    philox: Any = None
-    sinks: Any = None
-
-
-class Result(NamedTuple):
-    """What a call gives. `philox` is what the dropout mask is made from; (0, 0) where none was applied."""
-
-    out: Any
-    softmax_lse: torch.Tensor | None
-    philox: PhiloxState | torch.Tensor
-
-
-class Bound(NamedTuple):
-    """A checked call in canonical form. `drops_everything`: p_dropout is 1, and `given` says 0 instead."""
-
-    operands: Operands
-    problem: Problem
-    scale: float
-    given: Extras
-    drops_everything: bool
 
 
 class Executed(NamedTuple):
@@ -100,45 +49,6 @@ class Prepared(NamedTuple):
     spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes; 0 unless the caller gave out
 
 
-def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
-    """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
-    query, key, value = checks.autocast_inputs(
-        as_tensor("query", inputs.query), as_tensor("key", inputs.key), as_tensor("value", inputs.value)
-    )
-    operands = checks.canonical_operands(
-        query,
-        key,
-        value,
-        enable_gqa=options.enable_gqa,
-        allow_meta=allow_meta,
-        layout=checks.tensor_layout(options.layout),
-    )
-    causal, diagonal = checks.alignment(options.causal)
-    p_dropout = extras.dropout_probability(options.p_dropout)
-    if diagonal is not None:
-        shard.check_no_dropout(p_dropout)
-    mask, count = inputs.attn_mask, operands.query.shape[0]
-    if mask is not None:
-        mask = extras.canonical_mask(extras.autocast_mask(mask, operands.query), operands)
-    seqlens_q, seqlens_k = inputs.seqlens_q, inputs.seqlens_k
-    if seqlens_q is not None:
-        seqlens_q = extras.lengths("seqlens_q", seqlens_q, count, operands.query)
-    if seqlens_k is not None:
-        seqlens_k = extras.lengths("seqlens_k", seqlens_k, count, operands.query)
-    window = None if options.window is None else extras.checked_window(options.window)
-    sinks = None if inputs.sinks is None else extras.head_sinks(inputs.sinks, operands.query)
-    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k, sinks=sinks)
-    scale = checks.softmax_scale(options.scale, operands.query.shape[3])
-    problem = checks.problem_of(
-        operands,
-        causal,
-        given,
-        None if allow_meta else window,  # sizes may be symbolic, and are compared
-        None if allow_meta else diagonal,
-    )
-    return Bound(operands, problem, scale, given, p_dropout == 1)
-
-
 def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: Any) -> Executed:
     """Chooses a kernel and runs it. `out`, if given, is the caller's and was checked; `philox` was not."""
     operands, problem, _, given, drops_everything = bound
@@ -152,7 +62,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
             if given.sinks is not None:
                 lse.copy_(given.sinks[:, None])
         return Executed(result, lse, random_bits(philox, 0.0, query), None)
-    q, k, v = map(checks.loadable, operands[:3])
+    q, k, v = map(loadable, operands[:3])
     written = result
     if problem.head_dim_v != operands.head_dim_v:
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
@@ -200,7 +110,7 @@ def prepare(
     read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
     if executed.plan is None:
         return None
-    if lse is not None and checks.is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
+    if lse is not None and is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
         return None
     mask = bound.given.mask
     if mask is not None:
@@ -244,11 +154,3 @@ def random_bits(philox: Any, p_dropout: float, query: torch.Tensor) -> PhiloxSta
     if philox is not None:
         return rng.checked(philox, query)
     return rng.draw(query.device) if p_dropout else rng.NO_PHILOX
-
-
-def chosen(result: ResultTuple, return_lse: bool, return_philox: bool) -> torch.Tensor | tuple[Any, ...]:
-    """out alone, or the tuple that a public function returns."""
-    out, softmax_lse, philox = result
-    if return_philox:
-        return (out, softmax_lse, philox) if return_lse else (out, philox)
-    return (out, softmax_lse) if return_lse else out

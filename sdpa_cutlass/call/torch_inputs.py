@@ -13,7 +13,8 @@ from typing import Any
 from ..arrays.tensors import as_tensor, is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from . import checks, extras, shard
-from .planning import Inputs, Options
+from .arguments import Inputs, Options
+from .operands import is_virtual
 
 
 def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
@@ -22,9 +23,7 @@ def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
     Raises UnsupportedError where torch would have to write through "out" and cannot; ArgumentError where it
     has had its turn: `is_operator` says that an operator's kernel asks.
     """
-    virtual = {
-        name: tensor for name, tensor in tensors.items() if tensor is not None and checks.is_virtual(tensor)
-    }
+    virtual = {name: tensor for name, tensor in tensors.items() if tensor is not None and is_virtual(tensor)}
     for name, tensor in virtual.items():
         if is_operator:
             raise ArgumentError(

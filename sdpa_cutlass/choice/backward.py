@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from ..library.abi import BwdParams, Library
 from ..library.device import DeviceInfo
 from ..library.registry import Family, KernelInfo, read_kernels
+from ..library.structs import BwdParams
 from ..problem import Problem
-from .select import forced_pattern, mismatches, ranking, unsupported
+from .legal import mismatches, unsupported
+from .select import forced_pattern, ranking
+
+if TYPE_CHECKING:
+    from ..library.abi import Library
 
 _NEAREST = 5  # refused kernels that an error lists
 

@@ -1,13 +1,13 @@
 """Problem → kernel: which are legal, then a measured row for this GPU (tuned_table.py), then the cost model.
 
-A kernel is legal when its code runs on the device (`unsupported`), its registry row takes the problem
-(`mismatches`), and the library has nothing against strides and alignment. `SDPA_CUTLASS_FORCE_KERNEL=<glob>`
-narrows the choice to the kernels whose names match. It is read once, at the first choice of the process, and
-leaves a family alone when only names of others match. Of all kernels that compete (`KernelInfo.serves`), the
-cheapest is taken. General kernels come behind their family's plain ones that can run a problem: they are
-slower, and are only needed by problems with a mask, dropout, lengths or a rare head_dim. Split kernels
-compete with the plain ones where they have something to gain: query heads to pack, keys to share out, or rows
-so few that the tile of any plain kernel would be nearly empty (`order`).
+A kernel is legal when its code runs on the device, its registry row takes the problem (legal.py), and the
+library has nothing against strides and alignment. `SDPA_CUTLASS_FORCE_KERNEL=<glob>` narrows the choice to
+the kernels whose names match. It is read once, at the first choice of the process, and leaves a family alone
+when only names of others match. Of all kernels that compete (`KernelInfo.serves`), the cheapest is taken.
+General kernels come behind their family's plain ones that can run a problem: they are slower, and are only
+needed by problems with a mask, dropout, lengths or a rare head_dim. Split kernels compete with the plain ones
+where they have something to gain: query heads to pack, keys to share out, or rows so few that the tile of any
+plain kernel would be nearly empty (`order`).
 
 A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
 once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
@@ -23,15 +23,19 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
-from ..library.abi import Library, Params
-from ..library.device import DeviceInfo, archs_serve
-from ..library.locate import Target
-from ..library.registry import TAKES_OF_MASK, Asked, Family, KernelInfo, Takes, read_kernels
+from ..library.device import DeviceInfo
+from ..library.registry import Asked, Family, KernelInfo, read_kernels
+from ..library.structs import Params
 from ..problem import Kind, Problem
 from . import tuned_lookup
 from .cost import Estimate, Model, model_of
+from .legal import competing, mismatches, unsupported
+
+if TYPE_CHECKING:
+    from ..library.abi import Library
 
 FORCE_VARIABLE = "SDPA_CUTLASS_FORCE_KERNEL"
 _NEAREST = 5  # refused kernels that an error lists
@@ -58,84 +62,6 @@ class Candidate:
     kernel: KernelInfo
     refusal: str | None
     estimate: Estimate | None
-
-
-def mismatches(kernel: KernelInfo, problem: Problem) -> list[str]:
-    """What the registry row alone says against running `problem`; empty when nothing does.
-
-    Reads nothing of `problem` but its `kind`.
-    """
-    found = []
-    if kernel.dtype is not problem.dtype:
-        found.append(f"dtype is {kernel.dtype.value}, not {problem.dtype.value}")
-    missing = needs(kernel, problem) & ~kernel.takes
-    found += dict.fromkeys(_lacks(kernel, problem, bit) for bit in Takes if bit in missing)
-    if Takes.SMALLER_HEAD_DIM in kernel.takes and kernel.head_dim < max(problem.head_dim, problem.head_dim_v):
-        found.append(f"head_dim is at most {kernel.head_dim}")
-    return found
-
-
-def needs(kernel: KernelInfo, problem: Problem) -> Takes:
-    """What `problem` needs of `kernel`: the library's question to its rows, of a kind of problem."""
-    found = Takes.CAUSAL if problem.is_causal else Takes.FULL
-    found |= TAKES_OF_MASK[problem.mask]
-    found |= Takes.DROPOUT if problem.has_dropout else Takes.UNDROPPED
-    if problem.has_lengths:
-        found |= Takes.LENGTHS | Takes.PACKED
-    if not problem.head_dim == problem.head_dim_v == kernel.head_dim:
-        found |= Takes.SMALLER_HEAD_DIM
-    if problem.window is not None:
-        found |= Takes.WINDOW
-    if problem.has_sinks:
-        found |= Takes.SINKS
-    return found
-
-
-def _lacks(kernel: KernelInfo, problem: Problem, bit: Takes) -> str:
-    """What `bit` says about a kernel without it."""
-    if bit is Takes.SMALLER_HEAD_DIM:
-        if kernel.head_dim != problem.head_dim:
-            return f"head_dim is {kernel.head_dim}, not {problem.head_dim}"
-        return "value's head_dim is query's"
-    if bit in (Takes.BOOL, Takes.BIAS16, Takes.BIAS32):
-        return "takes no bias" if Takes.BOOL in kernel.takes else "takes no mask"
-    return _WITHOUT[bit]
-
-
-_WITHOUT = {
-    Takes.FULL: "is causal",
-    Takes.CAUSAL: "is not causal",
-    Takes.LENGTHS: "takes no lengths",
-    Takes.PACKED: "takes no lengths",
-    Takes.UNDROPPED: "applies dropout",
-    Takes.DROPOUT: "applies no dropout",
-    Takes.WINDOW: "takes no window",
-    Takes.SINKS: "takes no sinks",
-}
-
-
-def unsupported(kernel: KernelInfo, library: Library, device: DeviceInfo) -> str | None:
-    """Why the code of `kernel` does not run on `device`, or None when it does.
-
-    The host runs every kernel.
-    """
-    if device.target is Target.HOST or _runs_on(kernel, library, device.compute_capability):
-        return None
-    major, minor = device.compute_capability
-    return f"is for sm_{kernel.arch}, and {device.name} is sm_{major}{minor}"
-
-
-def _runs_on(kernel: KernelInfo, library: Library, compute_capability: tuple[int, int]) -> bool:
-    """Machine code with the instructions of one architecture runs there alone. Other code is machine code of
-    `kernel.arch` and PTX, which newer GPUs run too; on an older GPU of the same major version, it runs if the
-    library was built for that one as well.
-    """
-    if kernel.is_for_one_arch:
-        return archs_serve(kernel.code, compute_capability)
-    major, minor = compute_capability
-    if kernel.arch <= 10 * major + minor:
-        return True
-    return kernel.arch // 10 == major and archs_serve(library.build.archs, compute_capability)
 
 
 class Offer:
@@ -227,13 +153,6 @@ _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
 _Sizes = tuple[int | tuple[int, int] | None, ...]
 _Prices = tuple[_Sizes, list[_Priced], list[_Priced], list[tuple[KernelInfo, Model]]]
 _price = operator.itemgetter(0, 1)
-
-
-@functools.cache
-def competing(library: Library, family: Asked, device: DeviceInfo) -> tuple[KernelInfo, ...]:
-    """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
-    rows = (kernel for kernel in read_kernels(library) if kernel.serves(family) and not kernel.is_on_trial)
-    return tuple(kernel for kernel in rows if _runs_on(kernel, library, device.compute_capability))
 
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:

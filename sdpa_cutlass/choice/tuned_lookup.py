@@ -20,8 +20,8 @@ import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..library.abi import Library
 from ..library.device import DeviceInfo
 from ..library.locate import Target
 from ..library.registry import read_kernels
@@ -37,6 +37,9 @@ from .tuned_table import (
     from_json,
     misfit,
 )
+
+if TYPE_CHECKING:
+    from ..library.abi import Library
 
 TABLE_VARIABLE = "SDPA_CUTLASS_TUNED_TABLE"
 NO_TABLE = "off"  # the variable's value for none

@@ -33,7 +33,6 @@ from sdpa_cutlass.cli import (
     CommandError,
     bench_plots,
     changes,
-    compare,
     environment,
     peers,
     plots,
@@ -44,7 +43,9 @@ from sdpa_cutlass.cli import (
     roofline,
     running,
     suites,
+    summary,
     tables,
+    timing,
     wall,
 )
 from sdpa_cutlass.cli.bench_arguments import ALL
@@ -171,7 +172,7 @@ class Bench:
 
     @property
     def _repeats(self) -> int:
-        return self._options.repeats or compare.REPEATS[self._device.type]
+        return self._options.repeats or timing.REPEATS[self._device.type]
 
     def path(self, suffix: str) -> Path:
         """A file of this run, such as that of `.json`."""
@@ -266,7 +267,7 @@ class Bench:
             providers=self._providers(),
             seed=self._options.seed,
             repeats=self._repeats,
-            budget_s=compare.MASK_BUDGET_S if is_masked else compare.BUDGET_S,
+            budget_s=timing.MASK_BUDGET_S if is_masked else timing.BUDGET_S,
             ceilings=self._ceilings,
             loops=LOOPS,
         )
@@ -281,7 +282,7 @@ class Bench:
         if others:
             tables.show(Results(found.env, others), console)
         if len(others) < len(found.rows):
-            console.print(tables.heading(found), style="bold", highlight=False, markup=False)
+            console.print(summary.heading(found), style="bold", highlight=False, markup=False)
             random_report.show(found.rows, self._samples, console)
         if self._env.get("left_out"):
             left = self._env["left_out"]

@@ -16,8 +16,7 @@ from sdpa_cutlass.cli.plots import COLOURS, COLUMNS, PANEL_HEIGHT, PANEL_WIDTH, 
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.roofline import ceilings_of, problem_of
 from sdpa_cutlass.cli.suites import MASK_SUITES
-from sdpa_cutlass.cli.summary import Comparison, compare
-from sdpa_cutlass.cli.tables import heading
+from sdpa_cutlass.cli.summary import Comparison, compare, heading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

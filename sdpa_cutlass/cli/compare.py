@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from sdpa_cutlass.cli import OK, environment, plots, providers, results, running, suites, tables
 from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.cli.timing import BUDGET_S, MASK_BUDGET_S, REPEATS
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-REPEATS = {"cuda": 25, "cpu": 2}
-BUDGET_S = 0.15  # of GPU time for each provider of a problem
-MASK_BUDGET_S = 0.06  # there are many such problems
 # Without the slow ones.
 MASK_PROVIDERS = ("fused", "plain", "torch_flash", "torch_cudnn", "torch_efficient")
 

@@ -10,10 +10,10 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sdpa_cutlass.cli.suites import Case
-
 if TYPE_CHECKING:
     import torch
+
+    from sdpa_cutlass.cli.suites import Case
 
 # Captured from a pretrained encoder; tests/data/README.md tells its story.
 MINILM = Path(__file__).resolve().parents[1] / "data" / "minilm_qkv.safetensors"
@@ -97,19 +97,3 @@ def _check_shapes(path: Path, qkv: QKV) -> None:
             f"{path}: q {list(q.shape)} and k {list(k.shape)} must agree in batch and head_dim, "
             "and k's heads must divide q's"
         )
-
-
-def file_case(path: Path, qkv: QKV, *, causal: bool = False) -> Case:
-    """The problem that a file's tensors pose; its suite is `real` for MINILM, else `input:<name>`."""
-    batch, num_heads_q, seqlen_q, head_dim = qkv.q.shape
-    return Case(
-        suite="real" if path == MINILM else f"input:{path.stem}",
-        batch=batch,
-        num_heads_q=num_heads_q,
-        num_heads_kv=qkv.k.shape[1],
-        seqlen_q=seqlen_q,
-        seqlen_k=qkv.k.shape[2],
-        head_dim=head_dim,
-        causal=causal,
-        source=path,
-    )

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sdpa_cutlass.cli import mask_tables, wall_tables
 from sdpa_cutlass.cli.results import PEERS, PROVIDERS, Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
-from sdpa_cutlass.cli.summary import Comparison, by_suite, compare
-from sdpa_cutlass.cli.tables import heading
+from sdpa_cutlass.cli.summary import Comparison, by_suite, compare, heading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

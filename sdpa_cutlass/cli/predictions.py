@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from sdpa_cutlass.choice.cost import Estimate, estimate
 from sdpa_cutlass.choice.cost.model import microseconds
-from sdpa_cutlass.choice.select import families_with_plain, mismatches, order
+from sdpa_cutlass.choice.legal import mismatches
+from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli.results import PROBLEM_KEYS, Row
 from sdpa_cutlass.cli.roofline import DATASHEETS, problem_of
 from sdpa_cutlass.cli.suites import Case

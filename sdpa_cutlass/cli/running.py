@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdpa_cutlass.cli import FAILED, OK, CommandError, inputs, results, suites, summary
+from sdpa_cutlass.cli.inputs import QKV
 from sdpa_cutlass.cli.suites import Case
 from sdpa_cutlass.errors import SdpaError
 from sdpa_cutlass.library.abi import library
@@ -68,9 +69,25 @@ def find_cases(
     return cases
 
 
+def file_case(path: Path, qkv: QKV, *, causal: bool = False) -> Case:
+    """The problem that a file's tensors pose; its suite is `real` for MINILM, else `input:<name>`."""
+    batch, num_heads_q, seqlen_q, head_dim = qkv.q.shape
+    return Case(
+        suite="real" if path == inputs.MINILM else f"input:{path.stem}",
+        batch=batch,
+        num_heads_q=num_heads_q,
+        num_heads_kv=qkv.k.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=qkv.k.shape[2],
+        head_dim=head_dim,
+        causal=causal,
+        source=path,
+    )
+
+
 def _file_case(path: Path) -> Case:
     try:
-        return inputs.file_case(path, inputs.load_qkv(path))
+        return file_case(path, inputs.load_qkv(path))
     except inputs.InputError as error:
         raise CommandError(str(error)) from error
 

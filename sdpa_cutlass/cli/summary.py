@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sdpa_cutlass.cli.results import Row
+from sdpa_cutlass.cli.results import Results, Row
 
 TORCH_BACKENDS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math")
 OURS = ("fused", "plain", "piped")
@@ -152,3 +152,21 @@ def unacceptable(rows: Iterable[Row]) -> list[Row]:
     """Rows of our own families that are wrong or failed; what a build has no kernel for is neither."""
     ours = (*OURS, *OWN_CALLS)
     return [row for row in rows if row.provider in ours and kind(row.status) in ("wrong", "error")]
+
+
+def heading(results: Results) -> str:
+    """One line that says what the numbers were taken on."""
+    env = results.env
+    library = env.get("library") or {}
+    where = env.get("gpu") or f"CPU: {env.get('cpu')}"
+    parts = [
+        where,
+        f"driver {env['driver']}" if env.get("driver") else "",
+        f"torch {env.get('torch')}",
+        f"CUDA {env['cuda']}" if env.get("cuda") else "",
+        f"library {library.get('version')} ({library.get('space')}, {str(library.get('digest'))[:12]})"
+        if library
+        else "no library",
+        str(env.get("date", ""))[:10],
+    ]
+    return ", ".join(part for part in parts if part)

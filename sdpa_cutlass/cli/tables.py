@@ -18,7 +18,7 @@ from sdpa_cutlass.cli.cells import error, number, ratio, time_us
 from sdpa_cutlass.cli.results import PEERS as INSTALLED
 from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.suites import MASK_SUITES
-from sdpa_cutlass.cli.summary import OURS, Comparison, by_suite, compare, failures, overall, tile
+from sdpa_cutlass.cli.summary import OURS, Comparison, by_suite, compare, failures, heading, overall, tile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,24 +83,6 @@ def layout(suite: str, env: Mapping[str, Any] | None = None) -> Layout:
 def _is_of_gpu(env: Mapping[str, Any] | None) -> bool:
     """Whether results with this `env` were measured on a GPU; without one they are taken to be."""
     return env is None or env.get("gpu") is not None
-
-
-def heading(results: Results) -> str:
-    """One line that says what the numbers were taken on."""
-    env = results.env
-    library = env.get("library") or {}
-    where = env.get("gpu") or f"CPU: {env.get('cpu')}"
-    parts = [
-        where,
-        f"driver {env['driver']}" if env.get("driver") else "",
-        f"torch {env.get('torch')}",
-        f"CUDA {env['cuda']}" if env.get("cuda") else "",
-        f"library {library.get('version')} ({library.get('space')}, {str(library.get('digest'))[:12]})"
-        if library
-        else "no library",
-        str(env.get("date", ""))[:10],
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def conclusions(comparisons: Sequence[Comparison], env: Mapping[str, Any] | None = None) -> list[str]:

@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+REPEATS = {"cuda": 25, "cpu": 2}
+BUDGET_S = 0.15  # of GPU time for each provider of a problem
+MASK_BUDGET_S = 0.06  # there are many such problems
 GRAPH_CALLS = 20
 GRAPH_SPAN_US = 5000.0
 WARM_SPAN_US = 1000.0

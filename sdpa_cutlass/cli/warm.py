@@ -14,7 +14,8 @@ import fnmatch
 import time
 from collections.abc import Callable, Sequence
 
-from sdpa_cutlass.choice.select import choose_first, unsupported
+from sdpa_cutlass.choice.legal import unsupported
+from sdpa_cutlass.choice.select import choose_first
 from sdpa_cutlass.cli import FAILED, OK, CommandError, running
 from sdpa_cutlass.cli.profiling.problems import ShapeError, parse_shape
 from sdpa_cutlass.cli.suites import Case

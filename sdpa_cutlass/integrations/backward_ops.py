@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..call import backward, checks, planning
-from ..call.planning import Bound, Inputs, Options
-from ..public import varlen
-from ..public.varlen import Lengths
+from ..call import backward, binding, checks
+from ..call.arguments import Inputs, Lengths, Options
+from ..call.binding import Bound
 from .operators import as_window, define
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _padded(
     dlse, mask, seqlens_q, seqlens_k, philox, sinks = rest
     asked = Options(layout=layout, window=as_window(window), **options)
     inputs = Inputs(query, key, value, None, mask, seqlens_q, seqlens_k, None, sinks)
-    bound = planning.bind(asked, inputs, allow_meta=is_fake)
+    bound = binding.bind(asked, inputs, allow_meta=is_fake)
     results = None if is_fake else backward.Results(out, lse, dout, dlse)
     dq, dk, dv = _run(bound, (query, key, value), results, philox, needs, kernel_name)
     return dq, dk, dv
@@ -91,7 +90,7 @@ def _packed(
     dout, query, key, value, out, lse = tensors
     dlse, philox, sinks = rest
     asked = Options(layout="bshd", window=as_window(window), **options)
-    bound = varlen.bind(asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=is_fake)
+    bound = binding.bind_packed(asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=is_fake)
     likes = (query[None], key[None], value[None])
     results = None if is_fake else backward.Results(out, lse, dout, dlse)
     grads = _run(bound, likes, results, philox, needs, kernel_name)

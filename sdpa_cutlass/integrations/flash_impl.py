@@ -26,8 +26,9 @@ import torch.nn.attention
 from ..errors import LaunchError, SdpaError, UnsupportedError
 from ..problem import Causal
 from ..public import api
+from .head_dims import HeadDims, cuda_head_dims
 from .torch_refusals import DTYPES, refusal
-from .torch_sdpa import HeadDims, count_fallback, count_served, cuda_head_dims
+from .usage import count_fallback, count_served
 
 NAME = "sdpa_cutlass"
 _OP = "_scaled_dot_product_flash_attention"

@@ -9,7 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ..call import checks, extras, rng
-from ..call.planning import Inputs, Options, Result
+from ..call.arguments import Inputs, Options, Result
+from ..call.operands import check_no_grad
 from ..dropout import checked_philox
 from ..errors import ArgumentError, UnsupportedError
 from ..library import torch_state
@@ -100,7 +101,7 @@ def _check_no_transform(names: Sequence[str]) -> None:
 
 
 def _check_no_derivatives(tensors: dict[str, torch.Tensor]) -> None:
-    checks.check_no_grad(tensors)
+    check_no_grad(tensors)
     _check_no_tangents(tensors)
 
 

@@ -1,4 +1,4 @@
-"""Which calls `enable(precision=...)` quantises, and how they are served: see torch_sdpa.py.
+"""Which calls `enable(precision=...)` quantises; torch_sdpa.py serves them.
 
 Nothing is quantised unless a precision was asked for, and of those calls only what has a quantised kernel: no
 mask, no dropout, head_dims up to MAX_HEAD_DIM, and at least `min_seqlen` keys. Everything else is computed
@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..call.precision import asked_of
-from ..errors import ArgumentError, NoKernelError
+from ..errors import ArgumentError
 from ..library.registry import Precision
-from ..problem import Causal
-from ..public import api
 
 if TYPE_CHECKING:
     import torch
@@ -42,37 +40,18 @@ def checked_quantising(precision: Precision | str | None, min_seqlen: int) -> Qu
     return Quantising(asked, min_seqlen) if isinstance(asked, Precision) else None
 
 
-def serve_quantised(
+def is_to_be_quantised(
     quantising: Quantising,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> torch.Tensor | None:
-    """The quantised result [..., Hq, Sq, Dv] of a call, or None where it is to be exact."""
+) -> bool:
+    """Whether a call is one of those that were asked for and that have a quantised kernel."""
     if attn_mask is not None or dropout_p or key.shape[-2] < quantising.min_seqlen:
-        return None
-    if max(query.shape[-1], value.shape[-1]) > MAX_HEAD_DIM:
-        return None
-    query, key, value = as_autocast(query, key, value)
-    causal = Causal.TOP_LEFT if is_causal else None
-    try:
-        result = api.attention(
-            query,
-            key,
-            value,
-            causal=causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            precision=quantising.precision,
-        )
-    except NoKernelError:  # a library that was built without some
-        return None
-    return result
+        return False
+    return max(query.shape[-1], value.shape[-1]) <= MAX_HEAD_DIM
 
 
 def as_autocast(

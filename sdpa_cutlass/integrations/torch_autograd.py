@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..call import backward, calls, checks, extras, planning, rng
-from ..call.planning import Bound, Inputs, Options, Result
+from ..call import backward, binding, calls, checks, extras, packed_calls, plan_cache, planning, rng
+from ..call.arguments import Inputs, Lengths, Options, Result
+from ..call.binding import Bound
 from ..errors import UnsupportedError
 from ..library.registry import Family
-from ..public import varlen
-from ..public.varlen import Lengths
 from .operators import no_lse, traced_philox
 
 
@@ -56,7 +55,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
             result = calls.run_general(*options, *inputs, is_operator=True)
         else:
             lengths = (rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
-            result = varlen.run(
+            result = packed_calls.run(
                 *options[:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks,
                 is_operator=True,
             )  # fmt: skip
@@ -164,7 +163,7 @@ def _checked_dropout(call: Call, query: Any, key: Any, value: Any, rest: Rest) -
     tensors = (query, key, value, *rest)
     signature: tuple[Any, ...] | None = (
         call, type(call.options.scale),
-        *(None if tensor is None else calls.signature_of(tensor) for tensor in tensors),
+        *(None if tensor is None else plan_cache.signature_of(tensor) for tensor in tensors),
     )  # fmt: skip
     try:
         known = _served.get(signature) if signature is not None else None
@@ -227,9 +226,9 @@ def check_no_other_grad(attn_mask: Any, sinks: Any) -> None:
 def _bind(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> Bound:
     inputs = Inputs(query, key, value, None, *rest[:3], None, rest.sinks)
     if call.bounds is None:
-        return planning.bind(call.options, inputs)
+        return binding.bind(call.options, inputs)
     lengths = Lengths(rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
-    return varlen.bind(call.options, inputs, lengths)
+    return binding.bind_packed(call.options, inputs, lengths)
 
 
 def _philox(call: Call, rest: Rest) -> Any:

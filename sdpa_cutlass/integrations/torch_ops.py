@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from ..call import calls, checks, outputs, planning, rng
-from ..call.planning import Inputs, Options, Result
+from ..call import binding, calls, checks, outputs, rng
+from ..call.arguments import Inputs, Options, Result
 from ..call.precision import asked_of
 from ..library.registry import Family
 from . import backward_ops, varlen_ops  # noqa: F401  they register their own
@@ -121,7 +121,7 @@ def _fake_forward(
     asked = _options(**options)
     check_has_philox(asked.p_dropout, philox)
     inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-    operands = planning.bind(asked, inputs, allow_meta=True).operands
+    operands = binding.bind(asked, inputs, allow_meta=True).operands
     if philox is not None:
         rng.checked(philox, query)
     lse = operands.restore_lse(outputs.empty_lse(operands)) if asked.return_lse else no_lse(query)

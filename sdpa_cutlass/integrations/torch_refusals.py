@@ -24,7 +24,7 @@ from torch._C import (
 from ..library.torch_state import has_tangent, is_recording
 
 if TYPE_CHECKING:
-    from .torch_sdpa import HeadDims
+    from .head_dims import HeadDims
 
 _TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 DTYPES = frozenset((torch.float16, torch.bfloat16))

@@ -11,42 +11,23 @@ neither reaches: the C++ fast paths of nn.MultiheadAttention and nn.TransformerE
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..call.launch import check_device
-from ..choice.backward import largest_head_dim
-from ..choice.select import competing
-from ..errors import ArgumentError, DriverError, LaunchError, LibraryError, LibraryNotFoundError, SdpaError
-from ..library.abi import Library, library
-from ..library.device import HOST, DeviceInfo, cuda_device
-from ..library.locate import Target
-from ..library.registry import Family, Precision
+from ..errors import LaunchError, NoKernelError, SdpaError
+from ..library.registry import Precision
+from ..problem import Causal
 from ..public import api
-from .quantising import MIN_SEQLEN, Quantising, as_autocast, checked_quantising, serve_quantised
+from . import usage
+from .head_dims import HeadDims, served_head_dims
+from .quantising import MIN_SEQLEN, Quantising, as_autocast, checked_quantising, is_to_be_quantised
+from .usage import Usage, count_fallback, count_served
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger("sdpa_cutlass")
-
-
-@dataclass(slots=True)
-class Usage:
-    """What became of the calls since `enable`. Calls inside compiled code are not counted."""
-
-    served: int = 0
-    fallbacks: Counter[str] = field(default_factory=Counter)
-    """Calls that torch served, by reason."""
-    log_fallbacks: bool = False
-    """Whether the first call of each reason is logged as a warning."""
-    quantised: int = 0
-    """Those of `served` that ran in the `precision` that was asked for."""
 
 
 def enable(
@@ -130,19 +111,6 @@ def enabled(
             _state.update()
 
 
-class HeadDims(NamedTuple):
-    """Which head dimensions a library has fused kernels for."""
-
-    plain: frozenset[int]
-    """Those of calls without mask and dropout."""
-    general: int
-    """The largest with a mask, or where a kernel of a larger head_dim steps in; 0 when there is none."""
-    dropout: int
-    """The largest with dropout; 0 when there is none."""
-    backward: int = 0
-    """The largest of inputs that require grad; 0 when there is none."""
-
-
 @dataclass(slots=True, eq=False)
 class _Watch:
     """One `enable` or one `with enabled()` block: its counts, and what it wants served."""
@@ -170,7 +138,6 @@ class _State:
     def __init__(self) -> None:
         self.explicit: _Watch | None = None
         self.contexts: list[_Watch] = []
-        self.watchers: tuple[Usage, ...] = ()
         self.patch: _Patch | None = None
 
     def update(self, *, replaces: bool = False) -> None:
@@ -181,7 +148,7 @@ class _State:
         import torch.nn.functional as F
 
         watches = self.contexts if self.explicit is None else [self.explicit, *self.contexts]
-        self.watchers = tuple(watch.usage for watch in watches)
+        usage.watchers = tuple(watch.usage for watch in watches)
         patch = self.patch
         buried = patch is not None and F.scaled_dot_product_attention is not patch.function
         if patch is not None and (not watches or (buried and replaces)):
@@ -201,28 +168,6 @@ class _State:
 
 _lock = threading.RLock()
 _state = _State()
-
-
-def count_served(*, is_quantised: bool = False) -> None:
-    """Counts a call that this library served."""
-    for usage in _state.watchers:
-        usage.served += 1
-        usage.quantised += is_quantised
-
-
-def count_fallback(reason: str, detail: object = None) -> None:
-    """Counts and logs a call that torch serves. `reason` is one of few; `detail` is for the log."""
-    is_logged = logger.isEnabledFor(logging.DEBUG)
-    message = ""
-    for usage in _state.watchers:
-        usage.fallbacks[reason] += 1
-        is_told = usage.log_fallbacks and usage.fallbacks[reason] == 1
-        if is_told or is_logged:
-            message = reason if detail is None else f"{reason}: {detail}"
-        if is_told:
-            logger.warning("scaled_dot_product_attention left to torch (told once): %s", message)
-    if is_logged:
-        logger.debug("scaled_dot_product_attention left to torch: %s", message or reason)
 
 
 def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
@@ -268,10 +213,12 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
                 reason = refusal(patch.served, query, key, value, mask, dropout_p, is_causal)
             detail: object = None
             quantising = patch.quantising
-            if reason is None and quantising is not None:
-                out = serve_quantised(
-                    quantising, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-                )
+            if (
+                reason is None
+                and quantising is not None
+                and is_to_be_quantised(quantising, query, key, value, attn_mask, dropout_p)
+            ):
+                out = _serve_quantised(quantising.precision, query, key, value, is_causal, scale, enable_gqa)
                 if out is not None:
                     if not tracing:
                         count_served(is_quantised=True)
@@ -353,62 +300,22 @@ def _serve(
     )
 
 
-def served_head_dims(devices: Collection[str] | None) -> dict[Any, HeadDims]:
-    """torch.device → head dimensions with a kernel, for every usable device among `devices`."""
-    import torch
-
-    if isinstance(devices, str):
-        devices = (devices,)
-    unknown = set(devices or ()) - {"cuda", "cpu"}
-    if unknown or (devices is not None and not devices):
-        raise ArgumentError(f"devices={devices!r}; allowed are 'cuda' and 'cpu'")
-    if devices is not None:
-        served = cuda_head_dims() if "cuda" in devices else {}
-        return (
-            {**served, torch.device("cpu"): _head_dims(library(Target.HOST), HOST)}
-            if "cpu" in devices
-            else served
-        )
+def _serve_quantised(
+    precision: Precision,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor | None:
+    """The quantised result as `_serve` has the exact one, or None where the library has no kernel for it."""
+    query, key, value = as_autocast(query, key, value)
+    causal = Causal.TOP_LEFT if is_causal else None
     try:
-        return cuda_head_dims()
-    except (DriverError, LibraryError) as error:
-        try:
-            served = {torch.device("cpu"): _head_dims(library(Target.HOST), HOST)}
-        except LibraryNotFoundError as missing:
-            raise type(error)(f"{error}\nand no CPU tensors can be served: {missing}") from None
-        logger.info("serving CPU tensors through the host library, which is slow: %s", error)
-        return served
-
-
-def cuda_head_dims() -> dict[Any, HeadDims]:
-    """As `served_head_dims`, of the GPUs that the library can use. Raises when there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise DriverError("torch sees no CUDA device")
-    native = library(Target.CUDA)
-    served = {}
-    refused: DriverError | None = None
-    for index in range(torch.cuda.device_count()):
-        try:
-            device = cuda_device(index)
-            check_device(native, device)
-        except DriverError as error:
-            logger.info("cuda:%d is left to torch: %s", index, error)
-            refused = error
-        else:
-            served[torch.device("cuda", index)] = _head_dims(native, device)
-    if not served and refused is not None:
-        raise refused
-    return served
-
-
-def _head_dims(native: Library, device: DeviceInfo) -> HeadDims:
-    rows = competing(native, Family.FMHA_FWD, device)
-    general = [row for row in rows if row.is_general]
-    return HeadDims(
-        plain=frozenset(row.head_dim for row in rows if not row.is_general),
-        general=max((row.head_dim for row in general if not row.has_dropout), default=0),
-        dropout=max((row.head_dim for row in general if row.has_dropout), default=0),
-        backward=largest_head_dim(native, device),
-    )
+        out: torch.Tensor = api.attention(
+            query, key, value, causal=causal, scale=scale, enable_gqa=enable_gqa, precision=precision
+        )
+    except NoKernelError:
+        return None
+    return out

@@ -22,8 +22,9 @@ import torch
 from ..errors import LaunchError, SdpaError, UnsupportedError
 from ..problem import Causal
 from ..public import api
+from .head_dims import HeadDims, served_head_dims
 from .torch_refusals import refusal
-from .torch_sdpa import HeadDims, Usage, served_head_dims
+from .usage import Usage
 
 try:
     from transformers import AttentionInterface

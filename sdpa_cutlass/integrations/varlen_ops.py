@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 
-from ..call import outputs, rng
-from ..call.planning import Inputs, Options, Result
+from ..call import binding, outputs, packed_calls, rng
+from ..call.arguments import Inputs, Lengths, Options, Result
 from ..call.precision import asked_of
-from ..public import varlen
-from ..public.varlen import Lengths
 from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
 
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
@@ -89,7 +87,7 @@ def _forward_out(
 
 def _run(options: Options, inputs: Inputs, lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor]:
     check_has_philox(options.p_dropout, inputs.philox)
-    out, lse, _ = varlen.run(
+    out, lse, _ = packed_calls.run(
         *options[:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks, is_operator=True
     )
     return out, no_lse(inputs.query) if lse is None else lse
@@ -111,7 +109,9 @@ def _fake_forward(
     asked = _options(**options)
     check_has_philox(asked.p_dropout, philox)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    operands = varlen.bind(asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=True).operands
+    operands = binding.bind_packed(
+        asked, Inputs(query, key, value, sinks=sinks), lengths, allow_meta=True
+    ).operands
     if philox is not None:
         rng.checked(philox, query)
     lse = outputs.empty_lse(operands)[0] if asked.return_lse else no_lse(query)

@@ -1,9 +1,8 @@
-"""The C ABI seen from Python: structs, loading, handshake, and one method per function.
+"""The C ABI seen from Python: loading, handshake, and one method per function; structs.py has its structs.
 
-Mirrors templates/include/sdpa/c_api.h; a test parses that header and compares field by field, and the
-handshake compares the sizes that the library was compiled with. A library is loaded once per process and
-target, by absolute path, with local symbols. Pointers are plain integers here: what they point to is the
-caller's business.
+Mirrors templates/include/sdpa/c_api.h, with which a test compares it; the handshake compares the sizes that
+the library was compiled with. A library is loaded once per process and target, by absolute path, with local
+symbols.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,9 @@ from ..errors import (
 )
 from . import cpu_features
 from .locate import Target, locate
-from .merge_abi import MergeParams
+from .structs import Addresses, BwdParams, MergeParams, Params, RawBuildInfo, RawKernelInfo
 
 ABI_VERSION = 9
-MAX_TILES = 1024  # SDPA_MAX_SPLIT_TILES: counters of a launch
-MAX_LISTED_PARTS = 32  # SDPA_MAX_LISTED_PARTS
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 
@@ -43,145 +40,6 @@ _ERRORS: dict[int, type[SdpaError]] = {
     HOST_CHECK: HostCheckError,
 }
 _TARGETS = (Target.CUDA, Target.HOST)  # in the order of enum sdpa_target
-
-
-_Field = tuple[str, Any]
-_TENSORS: list[_Field] = [
-    ("q", c_void_p),
-    ("k", c_void_p),
-    ("v", c_void_p),
-    ("out", c_void_p),
-    ("softmax_lse", c_void_p),
-    ("workspace", c_void_p),
-    ("workspace_bytes", c_uint64),
-    ("split_arrivals", c_void_p),
-]
-OPTIONS: list[_Field] = [
-    ("philox_seed", c_uint64),
-    ("philox_offset", c_uint64),
-    ("philox_state", c_void_p),
-    ("seqlens_q", c_void_p),
-    ("seqlens_k", c_void_p),
-    ("cu_seqlens_q", c_void_p),
-    ("cu_seqlens_k", c_void_p),
-]
-"""Fields that sdpa_params and sdpa_addresses share, behind the mask of the latter."""
-
-
-class Params(ctypes.Structure):
-    """struct sdpa_params: one problem and where its tensors lie. Strides count elements."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("dtype", c_int32),
-        ("batch", c_int32),
-        ("num_heads_q", c_int32),
-        ("num_heads_kv", c_int32),
-        ("seqlen_q", c_int32),
-        ("seqlen_k", c_int32),
-        ("head_dim", c_int32),
-        ("head_dim_v", c_int32),
-        ("is_causal", c_int32),
-        ("causal_offset", c_int32),
-        ("softmax_scale", c_float),
-        *_TENSORS,
-        ("q_stride", c_int64 * 3),
-        ("k_stride", c_int64 * 3),
-        ("v_stride", c_int64 * 3),
-        ("out_stride", c_int64 * 3),
-        ("lse_stride", c_int64 * 2),
-        ("mask", c_void_p),
-        ("mask_stride", c_int64 * 4),
-        ("mask_type", c_int32),
-        ("p_dropout", c_float),
-        *OPTIONS,
-        ("total_q", c_int32),
-        ("total_k", c_int32),
-        ("causal_bottom_right", c_int32),
-        ("num_splits", c_int32),
-        ("has_window", c_int32),
-        ("window_left", c_int32),
-        ("window_right", c_int32),
-        ("sinks_type", c_int32),
-        ("sinks", c_void_p),
-    ]
-
-
-class Addresses(ctypes.Structure):
-    """struct sdpa_addresses: what the launches of a plan may differ in."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("reserved", c_uint32),
-        *_TENSORS,
-        ("mask", c_void_p),
-        *OPTIONS,
-        ("sinks", c_void_p),
-    ]
-
-
-class BwdParams(ctypes.Structure):
-    """struct sdpa_bwd_params: the gradients of one problem, of which `forward` is all but those."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("reserved", c_uint32),
-        ("forward", Params),
-        ("dout", c_void_p),
-        ("dlse", c_void_p),
-        ("dq", c_void_p),
-        ("dk", c_void_p),
-        ("dv", c_void_p),
-        ("dout_stride", c_int64 * 3),
-        ("dq_stride", c_int64 * 3),
-        ("dk_stride", c_int64 * 3),
-        ("dv_stride", c_int64 * 3),
-    ]
-
-
-class Detail(ctypes.Structure):
-    """struct sdpa_detail."""
-
-    _fields_ = [("name", c_char_p), ("value", c_int32)]
-
-
-class RawKernelInfo(ctypes.Structure):
-    """struct sdpa_kernel_info; registry.KernelInfo is its Python face."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("dtype", c_int32),
-        ("name", c_char_p),
-        ("family", c_char_p),
-        ("code", c_char_p),
-        ("op", c_int32),
-        ("accuracy", c_int32),
-        ("arch", c_int32),
-        ("head_dim", c_int32),
-        ("num_details", c_int32),
-        ("takes", c_uint64),
-        ("details", POINTER(Detail)),
-        ("smem_bytes", c_int32),
-        ("ctas_per_sm", c_int32),
-    ]
-
-
-class RawBuildInfo(ctypes.Structure):
-    """struct sdpa_build_info; BuildInfo is its Python face."""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("abi_version", c_int32),
-        ("target", c_int32),
-        ("cuda_runtime_version", c_int32),
-        ("params_size", c_uint32),
-        ("cutlass_version", c_int32),
-        ("version", c_char_p),
-        ("digest", c_char_p),
-        ("space", c_char_p),
-        ("archs", c_char_p),
-        ("sanitizers", c_char_p),
-    ]
 
 
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from . import locate
-from .abi import Library, NativePlan
-from .device import DeviceInfo
 from .locate import Target
 
 if TYPE_CHECKING:
     import torch
+
+    from .abi import Library, NativePlan
+    from .device import DeviceInfo
 
 _INTERFACE = 4  # kInterface of native/launcher.c
 _DEVICE_TYPES = {Target.HOST: 1, Target.CUDA: 2}  # of DLPack

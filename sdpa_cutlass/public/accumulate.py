@@ -10,8 +10,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..arrays.tensors import is_tensor
-from ..call import calls, merging
-from ..call.checks import Layout, check_no_grad, tensor_layout
+from ..call import merging, torch_hooks
+from ..call.checks import tensor_layout
+from ..call.operands import Layout, check_no_grad
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from .merge import merge_states
 
@@ -54,7 +55,7 @@ def check(
     expected = (*query.shape[:-1], value.shape[-1])
     if tuple(out.shape) != tuple(expected):
         raise ArgumentError(f"accumulate[0] has shape {tuple(out.shape)}; allowed is {tuple(expected)}")
-    if not calls.is_dynamo_compiling():  # there, the operators check the rest
+    if not torch_hooks.is_dynamo_compiling():  # there, the operators check the rest
         check_no_grad(
             {"query": query, "key": key, "value": value, "accumulate[0]": out, "accumulate[1]": lse}
         )

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..call import array_calls, extras, shard, torch_inputs
+from ..call.arguments import Inputs, Options, chosen
 from ..call.calls import run, run_general
-from ..call.checks import Layout
 from ..call.launch import library_for
-from ..call.planning import Inputs, Options, chosen
+from ..call.operands import Layout
 from ..call.precision import asked_of
 from ..errors import ArgumentError, LibraryNotFoundError
 from ..library.abi import library

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arrays.tensors import as_tensor
-from ..call import checks, outputs, planning, shard, torch_inputs
-from ..call.checks import Layout
+from ..call import binding, outputs, planning, shard, torch_inputs
+from ..call.arguments import Inputs, Options
 from ..call.extras import Extras
 from ..call.launch import Plan
-from ..call.planning import Inputs, Options
+from ..call.operands import Layout, is_loadable, is_virtual
 from ..call.precision import asked_of
 from ..errors import ArgumentError, UnsupportedError
 from ..library.registry import Family, KernelInfo, Precision
@@ -152,7 +152,7 @@ def plan(
                 f"{name} has the negative bit; a plan takes memory that holds its values, as that of "
                 f"{name}.resolve_neg()"
             )
-    bound = planning.bind(options, inputs)
+    bound = binding.bind(options, inputs)
     operands, problem, _, given, _ = bound
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
@@ -164,7 +164,7 @@ def plan(
     ):
         if tensor is None or canonical is None:
             continue
-        is_in_place = name == "attn_mask" or checks.is_loadable(canonical)
+        is_in_place = name == "attn_mask" or is_loadable(canonical)
         if not is_in_place or canonical.data_ptr() != tensor.data_ptr():
             raise ArgumentError(
                 f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}, dtype {tensor.dtype}; "
@@ -190,7 +190,7 @@ def _check_unwatched(**tensors: Any) -> None:
             "attention instead"
         )
     for name, tensor in tensors.items():
-        if tensor is not None and checks.is_virtual(tensor):
+        if tensor is not None and is_virtual(tensor):
             raise UnsupportedError(
                 f"{name} is a {type(tensor).__name__} without memory, as inside torch.func or of a "
                 "FakeTensorMode; call attention instead"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..call import checks, extras, planning, shard
-from ..call.checks import Layout
+from ..call import binding, extras, operands, shard
+from ..call.arguments import Inputs, Options
 from ..call.launch import library_for, make_params
-from ..call.planning import Inputs, Options
+from ..call.operands import Layout, is_loadable, loadable
 from ..call.precision import asked_of
 from ..choice.select import Candidate, Choice, candidates, choose
 from ..errors import ArgumentError
@@ -105,11 +105,11 @@ def explain(
     asked = asked_of(precision, family)
     options = Options(asked, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
     inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, None, sinks)
-    operands, problem, softmax_scale, given, _ = planning.bind(options, inputs)
+    operands, problem, softmax_scale, given, _ = binding.bind(options, inputs)
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")
     native, device = library_for(operands.query)
-    q, k, v = (checks.loadable(tensor) for tensor in (operands.query, operands.key, operands.value))
+    q, k, v = (loadable(tensor) for tensor in (operands.query, operands.key, operands.value))
     out = v if problem.head_dim_v != problem.head_dim else q
     params = make_params(problem, softmax_scale, q, k, v, out, None, given)
     choice = choose(native, problem, asked, device, params, name=kernel)
@@ -117,12 +117,12 @@ def explain(
     return Explanation(problem, device, native.path, choice, tuple(found), _copies(operands, given.mask))
 
 
-def _copies(operands: checks.Operands, mask: torch.Tensor | None) -> tuple[str, ...]:
+def _copies(operands: operands.Operands, mask: torch.Tensor | None) -> tuple[str, ...]:
     """What kernels do not take, or not take well, as it lies in memory."""
     found = [
         f"{name}, with strides {tensor.stride()}: kernels load 16 bytes of a row at a time"
         for name, tensor in zip(("query", "key", "value"), operands[:3], strict=True)
-        if not checks.is_loadable(tensor)
+        if not is_loadable(tensor)
     ]
     if mask is not None and extras.needs_dense_copy(mask):
         found.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..call import calls, merging, torch_inputs
+from ..call import merging, torch_hooks, torch_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -40,12 +40,12 @@ def merge_states(
     tensor that requires grad is refused. LibraryNotFoundError and its kin when the native library cannot be
     used; LaunchError when CUDA refuses. The method is FlashDecoding's (Dao et al., 2023).
     """
-    if calls.is_dynamo_compiling():
+    if torch_hooks.is_dynamo_compiling():
         from ..integrations import merge_ops
 
         return merge_ops.traced(outs, lses, sinks, out_dtype)
     parts = merging.read(outs, lses, sinks, out_dtype)
-    if calls.is_watching() or torch_inputs.needs_dispatcher(parts.named(), is_operator=False):
+    if torch_hooks.is_watching() or torch_inputs.needs_dispatcher(parts.named(), is_operator=False):
         from ..integrations import merge_ops
 
         return merge_ops.traced(outs, lses, sinks, out_dtype)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdpa_cutlass.cli import inputs
+from sdpa_cutlass.cli import inputs, running
 from sdpa_cutlass.cli.suites import mission
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def test_committed_real_inputs() -> None:
     assert inputs.MINILM.stat().st_size < 310_000
     logits = qkv.q.float() @ qkv.k.float().transpose(-1, -2) / 32**0.5
     assert logits.amax() > 20  # peaks that random inputs lack
-    case = inputs.file_case(inputs.MINILM, qkv)
+    case = running.file_case(inputs.MINILM, qkv)
     assert case.name == "real/b2_h12_s65_d32"
 
 

@@ -7,8 +7,9 @@ import ctypes
 import numpy
 import torch
 
-from sdpa_cutlass.library.abi import MAX_TILES, Library
+from sdpa_cutlass.library.abi import Library
 from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.structs import MAX_TILES
 from tests.gpu_report.memory import Bytes
 from tests.gpu_report.placement import Placement
 from tests.gpu_report.problems import num_splits

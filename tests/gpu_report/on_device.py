@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from sdpa_cutlass.library.abi import MAX_TILES, Library
+from sdpa_cutlass.library.abi import Library
 from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.structs import MAX_TILES
 from tests.gpu_report.launching import poisoned
 from tests.gpu_report.problems import num_splits
 from tests.kernels.general import Case, make_case_params

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from sdpa_cutlass.dropout import PhiloxState
-from sdpa_cutlass.library.abi import MAX_TILES
 from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, random_qkv
 from tests.kernels.guard_pages import cases as general_cases

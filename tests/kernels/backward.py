@@ -21,7 +21,7 @@ from sdpa_cutlass.call.backward import make_bwd_params
 from sdpa_cutlass.call.extras import Extras
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.dropout import PhiloxState
-from sdpa_cutlass.library.abi import BwdParams
+from sdpa_cutlass.library.structs import BwdParams
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 from sdpa_cutlass.public.api import library_for
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel

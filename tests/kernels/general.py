@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from sdpa_cutlass.dropout import PhiloxState
-from sdpa_cutlass.library.abi import MAX_TILES, Params
+from sdpa_cutlass.library.structs import MAX_TILES, Params
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import library_for
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel

@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 
 from sdpa_cutlass.dropout import PhiloxState
-from sdpa_cutlass.library.abi import MAX_TILES, Params
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Op
+from sdpa_cutlass.library.structs import MAX_TILES, Params
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sdpa_cutlass import merge_states
 from sdpa_cutlass.call import merging as call_merging
 from sdpa_cutlass.call.launch import library_for
-from sdpa_cutlass.library.abi import MAX_LISTED_PARTS, library
+from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.structs import MAX_LISTED_PARTS
 from sdpa_cutlass.problem import DType
 from tests.kernels import merging
 from tests.kernels.harness import HOST_THREADS, OUTPUT_POISON, Guarded

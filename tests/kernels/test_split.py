@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from sdpa_cutlass.library.abi import MAX_TILES
+from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, SplitRoom, launch, make_case_params, random_qkv, run_case
 from tests.kernels.general_numerics import check_case

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdpa_cutlass.arrays import array_view
+from sdpa_cutlass.arrays import protocols
 
 without_torch = pytest.mark.usefixtures("_without_torch")
 """Arrays find no torch; the tensors of a test are for comparison only."""
@@ -107,7 +107,7 @@ class Edited(Numbers):
 
     def __dlpack__(self, **_: Any) -> Any:
         capsule = self.numbers.__dlpack__(max_version=(1, 0))
-        versioned = array_view._Versioned.from_address(array_view._pointer_of(capsule, b"dltensor_versioned"))
+        versioned = protocols._Versioned.from_address(protocols._pointer_of(capsule, b"dltensor_versioned"))
         for name, value in self.fields.items():
             setattr(versioned if hasattr(versioned, name) else versioned.tensor, name, value)
         return capsule

@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass.call import call_table, calls, launch
+from sdpa_cutlass.call import call_table, calls, launch, packed_calls
 from sdpa_cutlass.call.plan_cache import Plans
-from sdpa_cutlass.integrations import torch_sdpa
+from sdpa_cutlass.integrations import usage
 from sdpa_cutlass.library import launcher
-from sdpa_cutlass.public import varlen
 from tests.library.torch_calls import ORIGINAL
 
 
@@ -24,7 +23,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget_all() -> None:
         monkeypatch.setattr(calls, "_plain", Plans())
         monkeypatch.setattr(calls, "_general", Plans())
-        monkeypatch.setattr(varlen, "_packed", Plans())
+        monkeypatch.setattr(packed_calls, "_packed", Plans())
         monkeypatch.setattr(call_table, "table", None)
         monkeypatch.setattr(call_table, "_latest", None)
 
@@ -75,7 +74,7 @@ def _torch_is_left_as_found() -> Iterator[None]:
     assert F.scaled_dot_product_attention is ORIGINAL
     yield
     assert F.scaled_dot_product_attention is ORIGINAL
-    assert torch_sdpa._state.watchers == ()
+    assert usage.watchers == ()
 
 
 @pytest.fixture

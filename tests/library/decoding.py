@@ -8,7 +8,7 @@ import torch
 
 from sdpa_cutlass import DType, Problem
 from sdpa_cutlass.call.launch import make_params
-from sdpa_cutlass.library.abi import Params
+from sdpa_cutlass.library.structs import Params
 from tests.library.cards import made_card
 
 L4, H200 = made_card("L4", (8, 9), 58, 1024), made_card("H200", (9, 0), 132, 2580)

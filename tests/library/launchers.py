@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sdpa_cutlass.library import launcher
-from sdpa_cutlass.library.abi import Addresses
+from sdpa_cutlass.library.structs import Addresses
 from tests.library.reference import rand
 
 SHAPE = (1, 2, 9, 64)

@@ -22,7 +22,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 import sdpa_cutlass
 from sdpa_cutlass import flash_api
 from sdpa_cutlass.integrations import flash_impl
-from sdpa_cutlass.integrations.torch_sdpa import HeadDims
+from sdpa_cutlass.integrations.head_dims import HeadDims
 from tests.library.torch_calls import ORIGINAL, close, half
 
 HEAD_DIMS = HeadDims(plain=frozenset({64}), general=256, dropout=256)

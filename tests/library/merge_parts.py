@@ -7,8 +7,8 @@ import ctypes
 import torch
 
 from sdpa_cutlass.library.abi import Library
-from sdpa_cutlass.library.merge_abi import MergeParams, MergePart
 from sdpa_cutlass.library.registry import KernelInfo, Op, read_kernels
+from sdpa_cutlass.library.structs import MergeParams, MergePart
 from sdpa_cutlass.problem import DType
 
 Parts = tuple[list[torch.Tensor], list[torch.Tensor]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import attention
-from sdpa_cutlass.arrays import array_view
+from sdpa_cutlass.arrays import protocols
 from sdpa_cutlass.call import array_calls
 from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError
 from sdpa_cutlass.library import abi
@@ -59,8 +59,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
     monkeypatch.setattr(library, "launch_function", launched)
     monkeypatch.setattr(array_calls, "library_for", lambda tensor: (library, HOST))
-    monkeypatch.setattr("sdpa_cutlass.arrays.array_view.pointer_device", lambda address: 0)
-    monkeypatch.setattr("sdpa_cutlass.arrays.array_view.wait_for", lambda *asked: found.waits.append(asked))
+    monkeypatch.setattr("sdpa_cutlass.arrays.protocols.pointer_device", lambda address: 0)
+    monkeypatch.setattr("sdpa_cutlass.arrays.protocols.wait_for", lambda *asked: found.waits.append(asked))
     return found
 
 
@@ -111,7 +111,7 @@ def test_dlpack_is_told_the_stream(cuda: Recorded, given: int | None, told: int)
 def test_a_copy_on_a_gpu_is_refused(place: int, cuda: Recorded) -> None:
     """It would be freed when the call returns, when the kernel may still be queued. A CPU's has run then."""
     arrays: list[Any] = [CudaDLPack(tensor) for tensor in (Q, K, K)]
-    copied = Edited(arrays[place].numbers, flags=array_view._IS_COPIED)
+    copied = Edited(arrays[place].numbers, flags=protocols._IS_COPIED)
     copied.device = (2, 0)
     arrays[place] = copied
     out = torch.full_like(Q, torch.nan)
@@ -119,7 +119,7 @@ def test_a_copy_on_a_gpu_is_refused(place: int, cuda: Recorded) -> None:
     with pytest.raises(ArgumentTypeError, match=f"{name} is a Edited whose __dlpack__ lends a copy"):
         attention(*arrays, out=CudaDLPack(out))
     assert cuda.launched == []
-    on_cpu = [Edited(tensor.numpy(), flags=array_view._IS_COPIED) for tensor in (Q, K, K)]
+    on_cpu = [Edited(tensor.numpy(), flags=protocols._IS_COPIED) for tensor in (Q, K, K)]
     attention(*on_cpu, out=out.numpy())
     assert torch.equal(out, attention(Q, K, K))
 

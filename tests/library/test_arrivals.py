@@ -21,8 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdpa_cutlass import attention, attention_varlen, plan
-from sdpa_cutlass.call import calls, launch
-from sdpa_cutlass.public import varlen
+from sdpa_cutlass.call import calls, launch, packed_calls
 from tests.host_compiler import compiler, include_flags
 from tests.library.reference import decoding, expect_close, rand, softmax_lse, torchs_attention
 
@@ -69,7 +68,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls.call_table, "table", None)
     monkeypatch.setattr(calls.call_table, "_latest", None)
     monkeypatch.setattr(calls, "_latest", (calls.Plans(), (None,), None))
-    for module, name in ((calls, "_plain"), (calls, "_general"), (varlen, "_packed")):
+    for module, name in ((calls, "_plain"), (calls, "_general"), (packed_calls, "_packed")):
         monkeypatch.setattr(module, name, calls.Plans())
 
 
@@ -103,7 +102,7 @@ def test_a_call_keeps_no_memory(repeats: int, device: str) -> None:
             pool.submit(call).result()
     kept = memory_in_use()
     assert calls._plain
-    assert varlen._packed
+    assert packed_calls._packed
     assert [kept[address] for address in kept.keys() - before.keys()] == []
 
 
@@ -152,7 +151,8 @@ def test_nothing_of_a_fake_tensor_mode_is_kept(is_split: bool, options: dict[str
 FAILED_LAUNCHES = """
 import ctypes, os, resource, signal, torch, sdpa_cutlass
 from sdpa_cutlass import HostCheckError, attention, plan
-from sdpa_cutlass.library.abi import MAX_TILES, Params, library
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.structs import MAX_TILES, Params
 from sdpa_cutlass.library.locate import Target
 
 def tensors():

@@ -11,7 +11,7 @@ import pytest
 
 from generator.core.kernel import Accuracy, Op, Takes
 from sdpa_cutlass.choice.cost import fmha_fwd
-from sdpa_cutlass.library import abi, merge_abi, registry
+from sdpa_cutlass.library import abi, registry, structs
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
 _TYPES = {
@@ -22,7 +22,7 @@ _TYPES = {
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "const char *": ctypes.c_char_p,
-    "const sdpa_detail *": ctypes.POINTER(abi.Detail),
+    "const sdpa_detail *": ctypes.POINTER(structs.Detail),
     "const void *": ctypes.c_void_p,
     "const uint64_t *": ctypes.c_void_p,
     "const int32_t *": ctypes.c_void_p,
@@ -33,27 +33,27 @@ _TYPES = {
     "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
     "void": None,
     "const float *": ctypes.c_void_p,
-    "const sdpa_merge_part *": ctypes.POINTER(merge_abi.MergePart),
-    "const sdpa_merge_params *": ctypes.POINTER(merge_abi.MergeParams),
-    "const sdpa_params *": ctypes.POINTER(abi.Params),
-    "sdpa_params": abi.Params,
-    "const sdpa_bwd_params *": ctypes.POINTER(abi.BwdParams),
-    "const sdpa_addresses *": ctypes.POINTER(abi.Addresses),
+    "const sdpa_merge_part *": ctypes.POINTER(structs.MergePart),
+    "const sdpa_merge_params *": ctypes.POINTER(structs.MergeParams),
+    "const sdpa_params *": ctypes.POINTER(structs.Params),
+    "sdpa_params": structs.Params,
+    "const sdpa_bwd_params *": ctypes.POINTER(structs.BwdParams),
+    "const sdpa_addresses *": ctypes.POINTER(structs.Addresses),
     "sdpa_plan *": ctypes.c_void_p,
     "const sdpa_plan *": ctypes.c_void_p,
     "sdpa_plan **": ctypes.POINTER(ctypes.c_void_p),
-    "sdpa_kernel_info *": ctypes.POINTER(abi.RawKernelInfo),
-    "sdpa_build_info *": ctypes.POINTER(abi.RawBuildInfo),
+    "sdpa_kernel_info *": ctypes.POINTER(structs.RawKernelInfo),
+    "sdpa_build_info *": ctypes.POINTER(structs.RawBuildInfo),
 }
 STRUCTS = {
-    "sdpa_params": abi.Params,
-    "sdpa_addresses": abi.Addresses,
-    "sdpa_detail": abi.Detail,
-    "sdpa_kernel_info": abi.RawKernelInfo,
-    "sdpa_merge_part": merge_abi.MergePart,
-    "sdpa_merge_params": merge_abi.MergeParams,
-    "sdpa_bwd_params": abi.BwdParams,
-    "sdpa_build_info": abi.RawBuildInfo,
+    "sdpa_params": structs.Params,
+    "sdpa_addresses": structs.Addresses,
+    "sdpa_detail": structs.Detail,
+    "sdpa_kernel_info": structs.RawKernelInfo,
+    "sdpa_merge_part": structs.MergePart,
+    "sdpa_merge_params": structs.MergeParams,
+    "sdpa_bwd_params": structs.BwdParams,
+    "sdpa_build_info": structs.RawBuildInfo,
 }
 
 
@@ -98,10 +98,10 @@ def test_constants() -> None:
     assert int(version[1]) == abi.ABI_VERSION
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
-    assert int(tiles[1]) == abi.MAX_TILES == fmha_fwd._MAX_SPLIT_TILES
+    assert int(tiles[1]) == structs.MAX_TILES == fmha_fwd._MAX_SPLIT_TILES
     listed = re.search(r"#define SDPA_MAX_LISTED_PARTS (\d+)", _code())
     assert listed
-    assert int(listed[1]) == abi.MAX_LISTED_PARTS
+    assert int(listed[1]) == structs.MAX_LISTED_PARTS
 
 
 def test_every_status_but_ok_has_an_error() -> None:

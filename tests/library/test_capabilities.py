@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from sdpa_cutlass import Causal, MaskType
-from sdpa_cutlass.choice.select import mismatches, needs
-from sdpa_cutlass.library.abi import Library, Params, library
+from sdpa_cutlass.choice.legal import mismatches, needs
+from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo, Op, Takes, dtype_code, mask_code, read_kernels
+from sdpa_cutlass.library.structs import Params
 from sdpa_cutlass.problem import DType, Problem
 
 ADDRESS = 1 << 20

@@ -13,7 +13,7 @@ import torch
 
 from sdpa_cutlass import Causal, DType, Family, MaskType, Problem, attention, kernels
 from sdpa_cutlass.call.launch import make_params
-from sdpa_cutlass.choice import select
+from sdpa_cutlass.choice import legal, select
 from sdpa_cutlass.choice.cost import MODELS, estimate, fmha_fwd, model_of
 from sdpa_cutlass.choice.visible_keys import CausalRows, floor_sum
 from sdpa_cutlass.errors import ArgumentTypeError
@@ -52,18 +52,18 @@ def random_problems(count: int, seed: int = 0) -> Iterator[Problem]:
 
 
 def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[tuple[str, int]]:
-    legal = [
+    found = [
         (row, estimate(row, problem, device))
         for row in kernels(Target.HOST)
         if row.serves(family)
         and not row.is_on_trial
         and (device is H200 or not row.is_for_one_arch)
-        and not select.mismatches(row, problem)
+        and not legal.mismatches(row, problem)
     ]
-    tallest_first = sorted((row for row, _ in legal if not row.is_general), key=lambda row: -row.block_m)
+    tallest_first = sorted((row for row, _ in found if not row.is_general), key=lambda row: -row.block_m)
     plain = {row.family: row.block_m for row in tallest_first}  # the fewest rows of a family's tiles
-    legal.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
-    return [(row.name, cost.num_splits) for row, cost in legal]
+    found.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
+    return [(row.name, cost.num_splits) for row, cost in found]
 
 
 @pytest.mark.parametrize("card", [HOST, L4, H200], ids=lambda found: found.name.split()[0])
@@ -148,7 +148,7 @@ def test_legality_depends_on_the_kind_of_a_problem_alone() -> None:
     for problem in problems:
         other = seen[problem.kind]
         for row in kernels(Target.HOST):
-            assert select.mismatches(row, problem) == select.mismatches(row, other)
+            assert legal.mismatches(row, problem) == legal.mismatches(row, other)
 
 
 def readable_rounds(problem: Problem, block_m: int, heads: int, keys_a_round: int) -> list[int]:

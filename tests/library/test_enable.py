@@ -14,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
 from sdpa_cutlass.errors import ArgumentError, LaunchError, LibraryNotFoundError
-from sdpa_cutlass.integrations import torch_sdpa
+from sdpa_cutlass.integrations import head_dims
 from sdpa_cutlass.public import api
 from tests.library.torch_calls import ORIGINAL, close, half
 from tests.library.torch_features import HAS_ENABLE_GQA
@@ -273,7 +273,7 @@ def test_without_any_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise LibraryNotFoundError("nowhere")
 
-    monkeypatch.setattr(torch_sdpa, "library", missing)
+    monkeypatch.setattr(head_dims, "library", missing)
     for options in ({}, {"devices": "cpu"}):
         with pytest.raises(RuntimeError, match="nowhere"):
             sdpa_cutlass.enable(**options)

@@ -17,7 +17,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 from torch.overrides import TorchFunctionMode
 
 import sdpa_cutlass
-from sdpa_cutlass.integrations import torch_sdpa
+from sdpa_cutlass.integrations import head_dims
 from tests.library.torch_calls import ORIGINAL, close, half
 
 pytestmark = pytest.mark.usefixtures("_torch_is_left_as_found")
@@ -239,8 +239,8 @@ def test_a_function_mode_may_answer_by_itself() -> None:
 
 def test_the_devices_of_a_block_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a block adds to an `enable` around it, it takes away again."""
-    on_gpu = {torch.device("cuda", 0): torch_sdpa.HeadDims(frozenset({64}), 256, 256)}
-    monkeypatch.setattr(torch_sdpa, "cuda_head_dims", lambda: on_gpu)
+    on_gpu = {torch.device("cuda", 0): head_dims.HeadDims(frozenset({64}), 256, 256)}
+    monkeypatch.setattr(head_dims, "cuda_head_dims", lambda: on_gpu)
     usage = sdpa_cutlass.enable(devices="cuda")
     try:
         with sdpa_cutlass.enabled(devices="cpu"), sdpa_cutlass.enabled(devices="cuda"):

@@ -10,14 +10,15 @@ import pytest
 from generator.core.kernel import Op as GeneratorOp
 from generator.families import FAMILIES
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, kernels
-from sdpa_cutlass.choice import backward, select
+from sdpa_cutlass.choice import backward, legal, select
 from sdpa_cutlass.choice.cost import MODELS, estimate
 from sdpa_cutlass.errors import ArgumentError, LibraryMismatchError, NoKernelError
-from sdpa_cutlass.integrations import torch_sdpa
-from sdpa_cutlass.library.abi import Library, Params, library
+from sdpa_cutlass.integrations import head_dims
+from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Accuracy, Op
+from sdpa_cutlass.library.structs import Params
 from tests.library.cards import made_card
 from tests.library.decoding import H200, L4, asked_params, made_problem
 
@@ -50,7 +51,8 @@ def rows_of_two_archs(monkeypatch: pytest.MonkeyPatch) -> Rows:
             for made in (row, dataclasses.replace(row, **newer)):
                 rows.append(dataclasses.replace(made, index=len(rows)))
     made_library = Rows(rows, "89;90-real")
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    for module in (select, legal):
+        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     return made_library
 
 
@@ -104,7 +106,7 @@ def test_a_row_for_a_newer_gpu_is_refused_by_name(rows_of_two_archs: Rows) -> No
 )
 def test_a_row_runs_where_its_code_runs(archs: str, capability: tuple[int, int], runs: bool) -> None:
     row = next(row for row in kernels(Target.HOST) if row.arch == 89)
-    reason = select.unsupported(row, Rows([row], archs), made_card("a card", capability, 58, 1024))
+    reason = legal.unsupported(row, Rows([row], archs), made_card("a card", capability, 58, 1024))
     assert (reason is None) == runs
     assert runs or reason == f"is for sm_89, and a card is sm_{capability[0]}{capability[1]}"
 
@@ -117,9 +119,9 @@ def test_code_for_one_architecture_runs_there_alone(capability: tuple[int, int],
     assert (row.arch, row.code, row.is_for_one_arch) == (90, "90a-real", True)
     card = made_card("a card", capability, 132, 2580)
     for archs in ("89", "89;90-real;100"):  # what other units were compiled for says nothing of this one
-        reason = select.unsupported(row, Rows([row], archs), card)
+        reason = legal.unsupported(row, Rows([row], archs), card)
         assert (reason is None) == runs
-        assert select.unsupported(row, Rows([row], archs), HOST) is None
+        assert legal.unsupported(row, Rows([row], archs), HOST) is None
 
 
 def chosen(device: DeviceInfo, **changes: Any) -> KernelInfo:
@@ -165,11 +167,10 @@ def test_a_kernel_on_trial_is_in_no_ranking_and_runs_where_it_is_named(
     native, problem = library(Target.HOST), made_problem(**square(2048, 128), **asked)
     found = select.ranking(native, problem, Family.FMHA_FWD, H200)
     assert {row.family for row, _ in found} == {Family.FMHA_FWD}
-    on_trial = [
-        row for row in kernels(Target.HOST) if row.is_on_trial and not select.mismatches(row, problem)
-    ]
+    on_trial = [row for row in kernels(Target.HOST) if row.is_on_trial and not legal.mismatches(row, problem)]
     assert {row.family for row in on_trial} == {Family.FMHA_FWD_SM90}
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    for module in (select, legal):
+        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     native = Rows(on_trial, "89")
     for row in on_trial:
         named = select.choose(native, problem, Family.FMHA_FWD, H200, Params(), name=row.name)
@@ -181,11 +182,11 @@ def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(
 ) -> None:
     row = next(row for row in kernels(Target.HOST) if row.head_dim == 64 and not row.is_general)
     newer = dataclasses.replace(row, index=1, arch=90, code="90a-real", head_dim=72)
-    for module in (select, backward):
+    for module in (select, legal, backward):
         monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     native = Rows([row, newer], "89")
-    assert torch_sdpa._head_dims(native, L4).plain == {64}
-    assert torch_sdpa._head_dims(native, H200).plain == {64, 72}
+    assert head_dims._head_dims(native, L4).plain == {64}
+    assert head_dims._head_dims(native, H200).plain == {64, 72}
 
 
 def siblings(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Rows:
@@ -197,7 +198,8 @@ def siblings(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Rows:
     fused = [row for row in rows if row.family is Family.FMHA_FWD]
     other = next(row for row in rows if row.family is Family.UNFUSED)
     rows = [*fused, dataclasses.replace(other, **changes)]
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    for module in (select, legal):
+        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     return Rows([dataclasses.replace(row, index=i) for i, row in enumerate(rows)], "89")
 
 
@@ -246,7 +248,7 @@ def test_general_kernels_are_behind_plain_ones_of_their_own_family_alone(
     fused = next(
         row for row in kernels(Target.HOST)
         if row.serves(Family.FMHA_FWD) and row.is_general
-        and not row.is_split and not select.mismatches(row, problem)
+        and not row.is_split and not legal.mismatches(row, problem)
     )  # fmt: skip
     plain = siblings(monkeypatch, accuracy=Accuracy.EXACT).rows[-1]
     monkeypatch.setattr(MODELS[Family.UNFUSED], "cost", lambda self, problem: (1e9, 0))
@@ -291,6 +293,7 @@ def test_a_family_without_a_cost_model_is_refused_and_not_priced_as_another(
     with pytest.raises(LibraryMismatchError, match=r"family unfused, which has no cost model; .*: fmha_fwd"):
         estimate(row, problem, HOST)
     unknown = Rows([row], "89")
-    monkeypatch.setattr(select, "read_kernels", lambda native: native.rows)
+    for module in (select, legal):
+        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
     with pytest.raises(LibraryMismatchError, match="no cost model"):
         select.choose(unknown, problem, Family.UNFUSED, HOST, asked_params(problem))

@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import sdpa_cutlass
 from sdpa_cutlass.errors import UnsupportedError
 from sdpa_cutlass.integrations import flash_impl
-from sdpa_cutlass.integrations.torch_sdpa import HeadDims
+from sdpa_cutlass.integrations.head_dims import HeadDims
 
 HEAD_DIMS = HeadDims(plain=frozenset({64}), general=64, dropout=64)
 

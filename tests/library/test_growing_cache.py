@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import attention, attention_varlen
-from sdpa_cutlass.call import call_table, calls, plan_cache, planning
-from sdpa_cutlass.public import varlen
+from sdpa_cutlass.call import binding, call_table, calls, packed_calls, plan_cache, planning
 from tests.library.reference import rand
 
 HOT = 7  # keys of the signature that is used in every step
@@ -35,7 +34,7 @@ def _packed_call(keys: int) -> torch.Tensor:
 CALLS: dict[str, tuple[Callable[[int], torch.Tensor], Callable[[], plan_cache.Plans]]] = {
     "plain": (_plain_call, lambda: calls._plain),
     "general": (_general_call, lambda: calls._general),
-    "packed": (_packed_call, lambda: varlen._packed),
+    "packed": (_packed_call, lambda: packed_calls._packed),
 }
 paths = pytest.mark.parametrize("path", CALLS)
 
@@ -46,7 +45,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     make_plan = planning.make_plan
 
-    def counted(bound: planning.Bound, *rest: Any) -> Any:
+    def counted(bound: binding.Bound, *rest: Any) -> Any:
         made.append(bound.problem.seqlen_k)
         return make_plan(bound, *rest)
 

@@ -25,7 +25,7 @@ from sdpa_cutlass import (
 from sdpa_cutlass.call import calls, launch, planning
 from sdpa_cutlass.call.extras import Extras
 from sdpa_cutlass.errors import ArgumentTypeError
-from sdpa_cutlass.library.abi import Addresses, Params
+from sdpa_cutlass.library.structs import Addresses, Params
 from tests.library.reference import rand
 
 pytestmark = pytest.mark.usefixtures("_call_path")

@@ -29,7 +29,7 @@ from sdpa_cutlass import (
 )
 from sdpa_cutlass.call import call_table, calls, launch
 from sdpa_cutlass.library import abi, launcher, locate
-from sdpa_cutlass.library.abi import Addresses
+from sdpa_cutlass.library.structs import Addresses
 from tests.library.launchers import PLAN, SHAPE, Recorder, Subclass, qkv
 from tests.library.reference import rand
 

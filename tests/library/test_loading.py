@@ -21,7 +21,7 @@ from sdpa_cutlass.errors import (
     LibraryNotFoundError,
     UnsupportedError,
 )
-from sdpa_cutlass.library import abi, locate
+from sdpa_cutlass.library import abi, locate, structs
 from sdpa_cutlass.library.locate import Target
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_statuses_become_errors(build_fake: Build) -> None:
         library.occupancy(0, 0)
     with pytest.raises(HostCheckError, match="the fake's reason"):
         library.host_configure()
-    assert library.refusal(0, abi.Params()) == "the fake's reason"
+    assert library.refusal(0, structs.Params()) == "the fake's reason"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from sdpa_cutlass.errors import (
     NoKernelError,
     UnsupportedError,
 )
-from sdpa_cutlass.library.abi import Params, library
+from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Op, read_kernels
+from sdpa_cutlass.library.structs import Params
 from sdpa_cutlass.problem import DType
 from tests.library.merge_parts import made, merging_row, stacked, struct
 

@@ -10,9 +10,10 @@ import torch
 from sdpa_cutlass import UnsupportedError, attention
 from sdpa_cutlass.call import launch
 from sdpa_cutlass.library import abi
-from sdpa_cutlass.library.abi import INVALID_ARGUMENT, OK, Addresses, Library, NativePlan, Params
+from sdpa_cutlass.library.abi import INVALID_ARGUMENT, OK, Library, NativePlan
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo, read_kernels
+from sdpa_cutlass.library.structs import Addresses, Params
 from sdpa_cutlass.problem import DType, Problem
 from tests.library.reference import rand
 

@@ -9,8 +9,8 @@ import torch
 from sdpa_cutlass.call.extras import Extras
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.dropout import PhiloxState
-from sdpa_cutlass.library.abi import Params
 from sdpa_cutlass.library.registry import dtype_code, mask_code
+from sdpa_cutlass.library.structs import Params
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 
 SIZES: dict[str, int] = {

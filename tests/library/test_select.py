@@ -9,7 +9,7 @@ import pytest
 
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, kernels
 from sdpa_cutlass.choice.cost import MODELS, estimate
-from sdpa_cutlass.choice.select import mismatches
+from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Accuracy, Op, Takes

@@ -22,12 +22,14 @@ from sdpa_cutlass import (
     scaled_dot_product_attention,
 )
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.select import mismatches, ranking
+from sdpa_cutlass.choice.legal import mismatches
+from sdpa_cutlass.choice.select import ranking
 from sdpa_cutlass.cli.suites import SUITES, Case
-from sdpa_cutlass.library.abi import MAX_TILES, library
+from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Op
+from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import ATTENTION_DTYPES
 from tests.library.cards import made_card
 from tests.library.reference import expect_close, rand, torchs_attention

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import attention, explain
-from sdpa_cutlass.call import calls, extras, planning
+from sdpa_cutlass.call import binding, calls, extras, planning
 from tests.library.reference import expect_close, rand, torchs_attention
 
 BATCH, HEADS, ROWS, KEYS, HEAD_DIM = 2, 3, 37, 45, 32
@@ -33,7 +33,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     masks: list[torch.Tensor] = []
     make_plan = planning.make_plan
 
-    def noted(bound: planning.Bound, *arguments: Any) -> Any:
+    def noted(bound: binding.Bound, *arguments: Any) -> Any:
         assert bound.given.mask is not None
         masks.append(bound.given.mask)
         return make_plan(bound, *arguments)

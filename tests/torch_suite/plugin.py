@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from sdpa_cutlass.errors import UnsupportedError
-from sdpa_cutlass.integrations import flash_impl, torch_sdpa
+from sdpa_cutlass.integrations import flash_impl, torch_sdpa, usage
+from sdpa_cutlass.integrations.usage import Usage
 from tests.torch_suite.records import Mode, read
 
 
@@ -134,15 +135,15 @@ def name_of(nodeid: str) -> str:
     return nodeid.partition("::")[2]
 
 
-def put_in_place(mode: Mode, device: str, max_work: float) -> torch_sdpa.Usage:
+def put_in_place(mode: Mode, device: str, max_work: float) -> Usage:
     """Starts `mode` for the whole process, before PyTorch's file is imported."""
     if mode is Mode.PLAIN:
-        return torch_sdpa.Usage()
+        return Usage()
     if mode is Mode.SWAP:
-        usage = torch_sdpa.Usage()
-        torch_sdpa._state.watchers = (usage,)  # the swap point counts for them
+        counts = Usage()
+        usage.watchers = (counts,)  # the swap point counts for them
         torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
-        return usage
+        return counts
     serve = torch_sdpa._serve
 
     def bounded(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -21,10 +21,9 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass.cli import FAILED, OK, CommandError, changes, compare, results, running
+from sdpa_cutlass.cli import FAILED, OK, CommandError, changes, results, running, timing
 from sdpa_cutlass.cli.bundles import archive, measuring, record
-from sdpa_cutlass.cli.bundles.make import is_of
-from sdpa_cutlass.cli.bundles.measuring import OURS, Measured
+from sdpa_cutlass.cli.bundles.measuring import OURS, Measured, is_of
 from sdpa_cutlass.cli.bundles.record import Record
 from sdpa_cutlass.cli.changes import Verdict
 from sdpa_cutlass.cli.results import Results, Row
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         dtype=bundle.record.dtype,
         device=device,
         seed=bundle.record.seed,
-        repeats=options.repeats or bundle.record.repeats or compare.REPEATS[device.type],
+        repeats=options.repeats or bundle.record.repeats or timing.REPEATS[device.type],
     )
     findings = [*check_file(bundle), *compare_with(bundle, seen, device.type)]
     is_confirmed = all(finding.answer is not Answer.BROKEN for finding in findings)

@@ -13,12 +13,12 @@ import json
 from typing import TYPE_CHECKING
 
 import sdpa_cutlass
-from sdpa_cutlass.cli import OK, CommandError, changes, compare, results, running
+from sdpa_cutlass.cli import OK, CommandError, changes, results, running, timing
 from sdpa_cutlass.cli.bundles import archive, measuring, record
 from sdpa_cutlass.cli.bundles.arguments import SUFFIX
-from sdpa_cutlass.cli.bundles.measuring import OURS, Unit
+from sdpa_cutlass.cli.bundles.measuring import OURS, Unit, is_of
 from sdpa_cutlass.cli.bundles.record import Record
-from sdpa_cutlass.cli.results import Results, Row
+from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.suites import Case
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def contents(found: Results, about: Record, unit: Unit) -> dict[str, bytes]:
 def _measured(case: Case, options: argparse.Namespace) -> tuple[Results, Record]:
     """The problem measured here."""
     device = running.pick_device(options.device)
-    repeats = options.repeats or compare.REPEATS[device.type]
+    repeats = options.repeats or timing.REPEATS[device.type]
     dtype = case.dtype or options.dtype
     seen = measuring.measure(
         case, options.providers, dtype=dtype, device=device, seed=options.seed, repeats=repeats
@@ -146,13 +146,3 @@ def _taken(case: Case, options: argparse.Namespace) -> tuple[Results, Record]:
         outputs=None,
         samples_us={},
     )
-
-
-def is_of(row: Row, case: Case, dtype: str) -> bool:
-    """Whether a row is of that problem and type."""
-    values = {
-        **{name: getattr(case, name) for name in results.PROBLEM_KEYS if hasattr(case, name)},
-        "dtype": dtype,
-        "alignment": case.alignment.value,
-    }
-    return all(getattr(row, name) == value for name, value in values.items())

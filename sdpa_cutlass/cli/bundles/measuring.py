@@ -14,8 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdpa_cutlass.cli import CommandError, compare, environment, peers, providers, roofline, running
-from sdpa_cutlass.cli.results import Results
+from sdpa_cutlass.cli import (
+    CommandError,
+    environment,
+    peers,
+    providers,
+    results,
+    roofline,
+    running,
+    timing,
+)
+from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.suites import SUITE_NAMES, Case
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
@@ -58,6 +67,16 @@ def find_case(name: str) -> Case:
     return found[0]
 
 
+def is_of(row: Row, case: Case, dtype: str) -> bool:
+    """Whether a row is of that problem and type."""
+    values = {
+        **{name: getattr(case, name) for name in results.PROBLEM_KEYS if hasattr(case, name)},
+        "dtype": dtype,
+        "alignment": case.alignment.value,
+    }
+    return all(getattr(row, name) == value for name, value in values.items())
+
+
 def measure(
     case: Case, names: Sequence[str], *, dtype: str, device: torch.device, seed: int, repeats: int
 ) -> Measured:
@@ -84,7 +103,7 @@ def measure(
         providers=[every[name] for name in names],
         seed=seed,
         repeats=repeats,
-        budget_s=compare.BUDGET_S,
+        budget_s=timing.BUDGET_S,
         ceilings=roofline.ceilings_of(env) if device.type == "cuda" else None,
         keep=lambda name, timing: samples.update({name: [round(one, 3) for one in timing.samples_us]}),
     )

@@ -1,0 +1,139 @@
+"""Arguments → a checked call in canonical form, without data or a library: tracing comes here too.
+
+`bind` takes batches of equally long or padded sequences, `bind_packed` packed ones: their rows are one long
+batch for checks.py ([1, total, heads, head_dim] in layout "bshd"), and what belongs to which sequence stands
+in cu_seqlens, on the device, where only kernels read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..arrays.tensors import as_tensor
+from ..errors import ArgumentError, ArgumentTypeError
+from ..problem import Problem
+from . import checks, extras, shard
+from .arguments import Inputs, Lengths, Options
+from .extras import Extras
+from .operands import Operands
+
+if TYPE_CHECKING:
+    pass
+
+_INT32_MAX = 2**31 - 1
+
+
+class Bound(NamedTuple):
+    """A checked call in canonical form. `drops_everything`: p_dropout is 1, and `given` says 0 instead."""
+
+    operands: Operands
+    problem: Problem
+    scale: float
+    given: Extras
+    drops_everything: bool
+
+
+def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
+    """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
+    query, key, value = checks.autocast_inputs(
+        as_tensor("query", inputs.query), as_tensor("key", inputs.key), as_tensor("value", inputs.value)
+    )
+    operands = checks.canonical_operands(
+        query,
+        key,
+        value,
+        enable_gqa=options.enable_gqa,
+        allow_meta=allow_meta,
+        layout=checks.tensor_layout(options.layout),
+    )
+    causal, diagonal = checks.alignment(options.causal)
+    p_dropout = extras.dropout_probability(options.p_dropout)
+    if diagonal is not None:
+        shard.check_no_dropout(p_dropout)
+    mask, count = inputs.attn_mask, operands.query.shape[0]
+    if mask is not None:
+        mask = extras.canonical_mask(extras.autocast_mask(mask, operands.query), operands)
+    seqlens_q, seqlens_k = inputs.seqlens_q, inputs.seqlens_k
+    if seqlens_q is not None:
+        seqlens_q = extras.lengths("seqlens_q", seqlens_q, count, operands.query)
+    if seqlens_k is not None:
+        seqlens_k = extras.lengths("seqlens_k", seqlens_k, count, operands.query)
+    window = None if options.window is None else extras.checked_window(options.window)
+    sinks = None if inputs.sinks is None else extras.head_sinks(inputs.sinks, operands.query)
+    given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k, sinks=sinks)
+    scale = checks.softmax_scale(options.scale, operands.query.shape[3])
+    problem = checks.problem_of(
+        operands,
+        causal,
+        given,
+        None if allow_meta else window,  # sizes may be symbolic, and are compared
+        None if allow_meta else diagonal,
+    )
+    return Bound(operands, problem, scale, given, p_dropout == 1)
+
+
+def bind_packed(options: Options, inputs: Inputs, lengths: Lengths, *, allow_meta: bool = False) -> Bound:
+    """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
+    tensors = {name: as_tensor(name, getattr(inputs, name)) for name in ("query", "key", "value")}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 3:
+            raise ArgumentError(
+                f"{name} has shape {tuple(tensor.shape)}; allowed is [total, heads, head_dim]"
+            )
+    max_seqlen_q = upper_bound("max_seqlen_q", lengths.max_seqlen_q)
+    max_seqlen_k = upper_bound("max_seqlen_k", lengths.max_seqlen_k)
+    batched = Inputs(**{name: tensor[None] for name, tensor in tensors.items()}, sinks=inputs.sinks)
+    bound = bind(options, batched, allow_meta=allow_meta)
+    query, key = bound.operands.query, bound.operands.key
+    cu_seqlens_q = as_tensor("cu_seqlens_q", lengths.cu_seqlens_q)
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
+        raise ArgumentError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; allowed is [batch + 1]")
+    count = cu_seqlens_q.shape[0]
+    given = bound.given._replace(
+        cu_seqlens_q=extras.lengths("cu_seqlens_q", cu_seqlens_q, count, query),
+        cu_seqlens_k=extras.lengths("cu_seqlens_k", lengths.cu_seqlens_k, count, query),
+    )
+    if allow_meta:  # sizes may be symbolic, and no kernel is chosen
+        return bound._replace(given=given)
+    problem = dataclasses.replace(
+        bound.problem,
+        batch=count - 1,
+        seqlen_q=min(max_seqlen_q, query.shape[2]),
+        seqlen_k=min(max_seqlen_k, key.shape[2]),
+        has_lengths=True,
+    )
+    bound = bound._replace(problem=problem, given=given)
+    return _with_empty_keys(bound) if problem.seqlen_k == 0 else bound
+
+
+def _with_empty_keys(bound: Bound) -> Bound:
+    """No sequence has a key. Only the device knows which rows are to become 0: one key that none may see."""
+    operands, given = bound.operands, bound.given
+    assert given.cu_seqlens_k is not None
+    key, value = (
+        tensor.new_zeros((1, tensor.shape[1], 1, tensor.shape[3]))
+        for tensor in (operands.key, operands.value)
+    )
+    return bound._replace(
+        operands=operands._replace(key=key, value=value),
+        problem=dataclasses.replace(bound.problem, seqlen_k=1),
+        given=given._replace(cu_seqlens_k=given.cu_seqlens_k.new_zeros(given.cu_seqlens_k.shape)),
+    )
+
+
+def upper_bound(name: str, value: Any) -> Any:
+    """`value`, an integer or a symbolic one. A tensor is refused: reading it would wait for the device."""
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(
+            f"{name} is a {type(value).__name__}; allowed is an int, which may be any upper bound"
+        )
+    size = operator.index(value)
+    if not 0 <= size <= _INT32_MAX:
+        raise ArgumentError(f"{name}={value!r}; allowed are 0 to {_INT32_MAX}")
+    return size
