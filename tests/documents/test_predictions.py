@@ -134,6 +134,19 @@ def test_no_prediction_is_below_its_floor() -> None:
             assert (found.kernel.family is Family.FMHA_FWD_SM90) <= (card is H200)
 
 
+def test_small_tiles_spread_the_mission_over_few_sms() -> None:
+    kernels = kernel_rows.release()
+    others = [kernel for kernel in kernels if "_d64_m32n32_s1_w4_g2_" not in kernel.name]
+    for case in suites.mission():
+        found, before = (predict(rows, row_of(case), L4) for rows in (kernels, others))
+        assert found is not None
+        assert before is not None
+        assert "_d64_m32n32_s1_w4_g2_" in found.kernel.name
+        assert found.microseconds < 0.9 * before.microseconds
+    for case in suites.cases_of(["mission", "long"]):
+        assert predict(kernels, row_of(case), H200) == predict(others, row_of(case), H200)
+
+
 def test_floors() -> None:
     mission, causal = (row_of(case) for case in suites.mission())
     flops = 4 * 8 * 512 * 512 * 64

@@ -36,6 +36,7 @@ PLAIN_TILES: dict[int, tuple[FmhaTile, ...]] = {
         "m64n64_s1_w4",
         "m128n80_s1_w4",  # 77 text tokens in one step
         "m32n128_s1_w4_g2",
+        "m32n32_s1_w4_g2",  # two small CTAs an SM: for cards with few SMs
         "m16n64_s1_w4_g4",
     ),
     80: tiles("m128n64_s1_w4_qreg", "m64n64_s1_w4", "m32n64_s1_w4_g2"),

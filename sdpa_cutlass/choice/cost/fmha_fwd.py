@@ -88,7 +88,8 @@ class _Work:
         units = (self.mma, self.softmax, self.smem)
         busy = max(units) + _OVERLAP_LOSS * (sum(units) - max(units))
         alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
-        return max(busy * resident, self.l2 * resident, alone)
+        loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps  # CTAs, by the scheduler with the most warps
+        return max(busy * loaded, self.l2 * resident, alone)
 
 
 class FmhaFwd(Model):
