@@ -168,13 +168,13 @@ HOPPER: tuple[Mutant, ...] = (
         by=Check.OUTSIDE,
     ),
     Mutant(
-        name="hopper_rounds_never_go_backwards",
+        name="hopper_rounds_begin_one_too_far",
         header=_KERNEL,
         old="was_odd ? 2 * cta + 1 :",
-        new="false ? 2 * cta + 1 :",
-        defect="of the causal tiles that CTAs take in turn, some are computed twice and others not at all",
+        new="was_odd ? 2 * cta + 2 :",
+        defect="of the causal tiles that CTAs take in turn, some are computed by nobody",
         kernels=Kernels.HOPPER,
-        by=Check.NUMERICS,
+        by=Check.OUTSIDE,
     ),
     # ---- general kernels ----
     Mutant(
