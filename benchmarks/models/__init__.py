@@ -4,11 +4,11 @@
     python -m benchmarks.models --json benchmarks/results/models/CARD.json
     python -m benchmarks.models --family llama vit --mode eager    # some of them
     python -m benchmarks.models --precision int8 --json FILE       # 8-bit attention, end to end
-    python -m benchmarks.models --device cpu --small               # errors and counts alone, on the host library
+    python -m benchmarks.models --device cpu --small               # errors and counts, no times
 
 Needs what tests/models needs (requirements/dev.lock, requirements/encoder.txt). Weights are random, drawn so
-that scores have the spread of trained models; sizes are those of public configurations (`configuration` in the
-file says which, and what was cut). Nothing is downloaded. The text encoder alone has trained weights.
+that scores have the spread of trained models; sizes are those of public configurations (`configuration` in
+the file says which, and what was cut). Nothing is downloaded. The text encoder alone has trained weights.
 
 Each model runs by torch's default, by each single backend of torch that can serve it, under
 `sdpa_cutlass.enabled()` and, if transformers has it, through transformers' attention interface; eager,

@@ -16,6 +16,8 @@ from benchmarks.models import measure, quantised, report
 from benchmarks.models.case import DTYPES, Case, Mode
 from benchmarks.models.families import ENCODER, NAMES, cases
 from benchmarks.models.machine import Gpu, Machine
+from benchmarks.models.providers import NAMES as PROVIDERS
+from benchmarks.models.providers import TORCH
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.integrations.quantising import MIN_SEQLEN
@@ -24,6 +26,7 @@ from tests.models import encoder
 
 FORMAT = 2
 ROUNDS = 11
+SMALL_MIN_SEQLEN = 64  # the keys of one block
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,7 @@ def run(options: argparse.Namespace, machine: Machine) -> int:
         modes=_modes(options, machine),
         rounds=options.rounds,
         compiler=machine.compiler,
+        providers={TORCH, *options.provider},
     )
     folder = _encoder_folder(options.encoder) if ENCODER in options.family else None
     found = cases(options.family, machine.device, small=options.small, encoder_folder=folder)
@@ -76,11 +80,11 @@ def _results(
     precisions = [Precision(word) for word in options.precision]
     min_seqlen = options.min_seqlen
     if min_seqlen is None:
-        min_seqlen = 0 if options.small else MIN_SEQLEN
+        min_seqlen = SMALL_MIN_SEQLEN if options.small else MIN_SEQLEN
     for case in found:
         for precision in precisions:
             for each in quantised.rows(case, machine, plan, precision, min_seqlen):
-                yield dataclasses.asdict(each), report.quantised_line(each), each.holds
+                yield dataclasses.asdict(each), report.quantised_line(each), each.holds and each.heads_hold
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,13 +109,23 @@ def parser() -> argparse.ArgumentParser:
         help="default: all on a GPU, eager on a CPU",
     )
     made.add_argument(
+        "--provider",
+        nargs="+",
+        choices=PROVIDERS,
+        default=PROVIDERS,
+        metavar="NAME",
+        help=f"beside torch's default: {', '.join(PROVIDERS[1:])}",
+    )
+    made.add_argument(
         "--precision",
         nargs="+",
         choices=[precision.value for precision in Precision],
         help="8-bit attention instead, end to end",
     )
     made.add_argument(
-        "--min-seqlen", type=int, help=f"keys from which on to quantise; {MIN_SEQLEN}, with --small 0"
+        "--min-seqlen",
+        type=int,
+        help=f"keys from which on to quantise; {MIN_SEQLEN}, with --small {SMALL_MIN_SEQLEN}",
     )
     made.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each that are timed, in turns")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results")

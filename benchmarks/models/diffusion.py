@@ -33,7 +33,7 @@ LARGE = Shape(
     channels=(320, 640, 1280, 1280),
     side=64,
     blocks=2,
-    configuration="stable-diffusion-v1-5: attention blocks of the way down and the middle, no residual blocks",
+    configuration="stable-diffusion-v1-5: attention blocks down to the middle, no residual blocks",
 )
 SMALL = Shape(
     channels=(160, 320),

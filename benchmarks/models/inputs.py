@@ -79,7 +79,7 @@ def tensor_run(tensors: dict[str, torch.Tensor], output: str) -> Callable[[str],
 def generation_run(
     batch: dict[str, torch.Tensor], *, new_tokens: int, cache: str, vocabulary: int
 ) -> Callable[[str], Run]:
-    """Generation through a KV cache, "dynamic" (growing) or "static"; the logits [new_tokens * B, vocabulary].
+    """Generation through a "dynamic" (growing) or "static" KV cache; logits [new_tokens * B, vocabulary].
 
     The tokens are given, whatever the model would choose: then rounding that changes a choice cannot change
     what the later logits are logits of.

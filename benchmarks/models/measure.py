@@ -1,4 +1,4 @@
-"""A case's rows: errors against float32, what was served, and on a GPU times and attention's share of them."""
+"""A case's rows: errors against float32, what was served, and on a GPU times and attention's share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from benchmarks.models import watch
 from benchmarks.models.case import DTYPES, Case, Mode, Run
 from benchmarks.models.machine import Call, Machine, wall_times
-from benchmarks.models.providers import INTERFACE, OURS, TORCH, Graphs, Provider, providers
+from benchmarks.models.providers import INTERFACE, NAMES, OURS, TORCH, Graphs, Provider, providers
 from benchmarks.models.share import attention_share
 from sdpa_cutlass.cli.providers import collected_warnings, describe_failure
 from tests.models.agreement import Agreement, exact_attention, in_float32
@@ -76,6 +76,7 @@ class Plan:
     modes: Collection[Mode]
     rounds: int
     compiler: str
+    providers: Collection[str] = NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +109,14 @@ def rows(case: Case, machine: Machine, plan: Plan) -> Iterator[Row]:
     for dtype in (name for name in case.dtypes if name in plan.dtypes):
         found = subject(case, dtype, machine.device)
         with providers(case, found.model, machine.device) as contestants:
+            taking_part = [each for each in contestants if each.name in plan.providers]
             with watch.counted() as problems:
                 found.run(found.model)
             for mode in (mode for mode in case.modes if mode in plan.modes):
-                yield _row(found, mode, contestants, machine, plan, watch.as_records(problems))
-        del found, contestants
-        gc.collect()
+                yield _row(found, mode, taking_part, machine, plan, watch.as_records(problems))
+        del found, contestants, taking_part
+        if machine.claims_speed:  # a GPU's memory is what the next model needs
+            gc.collect()
 
 
 def _row(
@@ -126,7 +129,8 @@ def _row(
 ) -> Row:
     entries: dict[str, Entry] = {}
     calls: dict[str, tuple[Call, Callable[[], AbstractContextManager[Any]]]] = {}
-    torch._dynamo.reset()
+    if mode is Mode.COMPILED:
+        torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says in warnings which of its backends were passed over
         for provider in contestants:
@@ -142,7 +146,8 @@ def _row(
                     call, around = calls[name]
                     with around():
                         entries[name].attention_share = attention_share(machine, call)
-    torch._dynamo.reset()
+    if mode is Mode.COMPILED:
+        torch._dynamo.reset()
     return _judged(subject, mode, problems, entries)
 
 

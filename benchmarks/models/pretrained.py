@@ -13,6 +13,7 @@ from benchmarks.models.case import Case, Mode, Run
 from tests.models import encoder
 
 CONFIGURATION = "all-MiniLM-L6-v2, trained weights: 6 layers, 12 heads of 32"
+LONGEST = 2  # of the texts, and long enough to quantise
 
 
 def cases(folder: Path, *, copies: int) -> Iterator[Case]:
@@ -31,21 +32,20 @@ def cases(folder: Path, *, copies: int) -> Iterator[Case]:
         **common,
     )
     long = " ".join(encoder.TEXTS)
-    yield Case(
-        task="hidden states, a text at a time",
-        inputs=_alone(lambda: reader(), (*encoder.TEXTS, long, " ".join([long] * 2))),
-        modes=(Mode.EAGER,),
-        **common,
-    )
+    groups = {
+        "texts of 83 to 270 tokens, one by one": (encoder.TEXTS[LONGEST], long, f"{long} {long}"),
+        "texts of 4 to 21 tokens, one by one": (*encoder.TEXTS[:LONGEST], *encoder.TEXTS[LONGEST + 1 :]),
+    }
+    for task, alone in groups.items():
+        inputs = functools.partial(_one_by_one, reader, alone)
+        yield Case(task=task, inputs=inputs, modes=(Mode.EAGER,), **common)
 
 
-def _alone(reader: Callable[[], encoder.Encoder], texts: tuple[str, ...]) -> Callable[[str], Run]:
-    def inputs(device: str) -> Run:
-        batches = [reader().tokens([text], device) for text in texts]
+def _one_by_one(reader: Callable[[], encoder.Encoder], texts: tuple[str, ...], device: str) -> Run:
+    """The hidden states [tokens, 384] of all texts."""
+    batches = [reader().tokens([text], device) for text in texts]
 
-        def run(model: Any) -> torch.Tensor:
-            return torch.cat([model(**batch).last_hidden_state[0] for batch in batches])
+    def run(model: Any) -> torch.Tensor:
+        return torch.cat([model(**batch).last_hidden_state[0] for batch in batches])
 
-        return run
-
-    return inputs
+    return run

@@ -44,7 +44,7 @@ class Provider:
 
 @contextlib.contextmanager
 def served(device: str, **options: Any) -> Iterator[tuple[Usage, Callable[[], AbstractContextManager[None]]]]:
-    """`enabled(**options)` as a context that can be entered again and again, with torch's function outside."""
+    """`enabled(**options)` as a context to enter again and again, with torch's function outside."""
     torchs = F.scaled_dot_product_attention
     with sdpa_cutlass.enabled(devices=[device], **options) as usage:
         replacement = F.scaled_dot_product_attention

@@ -37,7 +37,7 @@ def swin(device: str, *, small: bool) -> Iterator[Case]:
     """Windows of 7 × 7 patches with a bias each, shifted ones with a mask as well."""
     options: dict[str, Any] = {"attn_implementation": "sdpa", "image_size": 224}
     if small:
-        options |= {"image_size": 112, "embed_dim": 64, "depths": [2, 2], "num_heads": [2, 4]}
+        options |= {"image_size": 56, "embed_dim": 64, "depths": [2, 2], "num_heads": [2, 4]}
     options["initializer_range"] = scores_of_models(options.get("embed_dim", 96))
     batch, image = (1 if small else 64), options["image_size"]
     yield Case(
@@ -56,7 +56,7 @@ def whisper(device: str, *, small: bool) -> Iterator[Case]:
     """An encoder of sound and a decoder of text that looks at it."""
     options: dict[str, Any] = {"attn_implementation": "sdpa"}
     if small:
-        sizes, heads, layers = {"d_model": 128, "max_source_positions": 120, "vocab_size": 101}, 2, 2
+        sizes, heads, layers = {"d_model": 128, "max_source_positions": 80, "vocab_size": 101}, 2, 2
         batch, tokens, name, where = 2, 33, "Whisper small size", "2 + 2 layers, 2 heads of 64"
     else:
         sizes, heads, layers = {"d_model": 768, "max_source_positions": 1500, "vocab_size": 51865}, 12, 12
