@@ -179,11 +179,19 @@ def _entry(
             machine.synchronize()
             entry.error, entry.l2 = subject.errors(out)
         except Exception as error:
-            entry.status = describe_failure(error, warned)
+            entry.status = _status(error, warned)
             return entry, None
     if graphs is not None:
         entry.calls_in_graphs = {"sdpa_cutlass": graphs.ours, "torch": graphs.torchs}
     return entry, call
+
+
+def _status(error: Exception, warned: list[str]) -> str:
+    """Why a provider has no result; a refusal is one in compiled code, too, where dynamo wraps it."""
+    for line in str(error).splitlines():
+        if "No available kernel" in line or "No viable backend" in line:
+            return describe_failure(RuntimeError("No available kernel"), warned)
+    return describe_failure(error, warned)
 
 
 def _judged(subject: Subject, mode: Mode, problems: list[dict[str, Any]], entries: dict[str, Entry]) -> Row:

@@ -37,11 +37,11 @@ def cases(folder: Path, *, copies: int) -> Iterator[Case]:
         "texts of 4 to 21 tokens, one by one": (*encoder.TEXTS[:LONGEST], *encoder.TEXTS[LONGEST + 1 :]),
     }
     for task, alone in groups.items():
-        inputs = functools.partial(_one_by_one, reader, alone)
+        inputs = functools.partial(one_by_one, reader, alone)
         yield Case(task=task, inputs=inputs, modes=(Mode.EAGER,), **common)
 
 
-def _one_by_one(reader: Callable[[], encoder.Encoder], texts: tuple[str, ...], device: str) -> Run:
+def one_by_one(reader: Callable[[], encoder.Encoder], texts: tuple[str, ...], device: str) -> Run:
     """The hidden states [tokens, 384] of all texts."""
     batches = [reader().tokens([text], device) for text in texts]
 

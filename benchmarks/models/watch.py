@@ -77,7 +77,7 @@ class Heads:
 
 
 def _worse(before: float, now: float) -> float:
-    return before if before >= now else now  # also where `now` is NaN
+    return now if now > before or now != now else before  # a NaN stays
 
 
 @contextlib.contextmanager

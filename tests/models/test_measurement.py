@@ -32,7 +32,7 @@ class FakeGpu(Machine):
 
 
 class Attention(torch.nn.Module):
-    """One layer: query, key and value are the input. `width` is wide, so that attention is part of the time."""
+    """One layer whose query, key and value are the input."""
 
     def __init__(self) -> None:
         super().__init__()
