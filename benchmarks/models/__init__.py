@@ -20,7 +20,8 @@ call was passed on.
 case.py  inputs.py     one thing to measure, and what goes in
 language.py  vision.py  diffusion.py  pretrained.py  families.py     the models
 watch.py  providers.py  machine.py  share.py     the calls, who computes, how long, attention's share
-measure.py  quantised.py  report.py  command.py     rows, 8-bit rows, the table, the command
+measure.py  quantised.py  report.py  command.py     rows, 8-bit rows, the printed table, the command
+page.py     the tables of docs/models.md and docs/quantised.md, from committed files
 """
 
 from __future__ import annotations
