@@ -14,7 +14,8 @@ HEAD = (
 )
 QUANTISED_HEAD = (
     _NAME.format("model", "task", "dtype")
-    + f"{'precision':10}{'quantised':>10}{'torch L2':>10}{'L2':>10}{'allowed':>10}{'1 - cos':>10}{'head L2':>10}"
+    + f"{'precision':10}"
+    + f"{'quantised':>10}{'torch L2':>10}{'L2':>10}{'allowed':>10}{'1 - cos':>10}{'head L2':>10}"
     + f"{'torch ms':>10}{'ms':>9}"
 )
 
@@ -48,7 +49,8 @@ def quantised_line(row: QuantisedRow) -> str:
     """`allowed` is what noise of the contract's size does to the outputs; `head L2` of the worst head."""
     return (
         _NAME.format(row.model, row.task, row.dtype)
-        + f"{row.precision:10}{f'{row.quantised}/{row.calls}':>10}{row.torch_l2:10.1e}{row.l2:10.1e}{row.allowed_l2:10.1e}"
+        + f"{row.precision:10}"
+        + f"{f'{row.quantised}/{row.calls}':>10}{row.torch_l2:10.1e}{row.l2:10.1e}{row.allowed_l2:10.1e}"
         + f"{row.one_minus_cosine:10.1e}{row.head_l2:10.1e}{_ms(row.torch_ms):>10}{_ms(row.ms):>9}"
         + ("" if row.holds else "  TOO FAR")
         + ("" if row.heads_hold else "  A HEAD BREAKS THE CONTRACT")
