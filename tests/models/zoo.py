@@ -1,6 +1,6 @@
 """Models of the transformers library, built from a config with random weights, and inputs for them.
 
-Shared by these tests and benchmarks/models.py. Attention is by F.scaled_dot_product_attention. The weights
+Shared by these tests and benchmarks/models. Attention is by F.scaled_dot_product_attention. The weights
 are drawn so that scores have a standard deviation of about 1.7, whatever the width: rows attend to few keys,
 and a wrong mask or alignment moves the logits far beyond rounding.
 """

@@ -1,0 +1,135 @@
+"""The tables of docs/models.md and docs/quantised.md, from committed result files of this package.
+
+    python -m benchmarks.models.page [--check]
+
+A page holds blocks between markers, each on a line of its own; FILE is relative to the page.
+
+    <!-- models: KIND FILE ... -->
+    (made text)
+    <!-- end models -->
+
+errors      every case in float16: errors of torch and of this library, calls, and what was passed on
+quantised   every case with quantised calls in float16: errors at the outputs and of the worst head
+times       every row with times; a file of a CPU has none
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("docs/models.md", "docs/quantised.md")
+_BLOCK = re.compile(
+    r"(?P<begin><!-- models: (?P<kind>\w+)(?P<files>(?: \S+)+) -->\n).*?(?P<end><!-- end models -->)",
+    re.DOTALL,
+)
+
+Rows = Sequence[dict[str, Any]]
+
+
+def errors(rows: Rows) -> Iterator[str]:
+    """Relative L2 errors of the outputs."""
+    yield "| model | task | torch | `enable()` | interface | calls served | passed on by the interface |"
+    yield "|---|---|--:|--:|--:|--:|---|"
+    for row in rows:
+        if row["dtype"] != "f16" or row["mode"] != "eager":
+            continue
+        found = row["providers"]
+        ours, interface = (found.get(name) for name in ("sdpa_cutlass", "interface"))
+        left = (
+            ""
+            if interface is None
+            else ", ".join(f"{n} × {why}" for why, n in interface["fallbacks"].items())
+        )
+        served = f"{row['served']} of {row['calls']}" if row["calls"] else "not seen"
+        yield (
+            f"| {row['model']} | {row['task']} | {_error(found['torch'])} | {_error(ours)} "
+            f"| {_error(interface)} | {served} | {left or '–'} |"
+        )
+
+
+def _error(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "–"
+    return f"{entry['l2']:.1e}" if entry["l2"] is not None else str(entry["status"])
+
+
+def quantised(rows: Rows) -> Iterator[str]:
+    """`allowed` is of the contract's line for every family of inputs."""
+    yield "| model | task | precision | calls in 8 bits | exact | 8 bits | may be | 1 − cosine | worst head |"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
+    for row in rows:
+        if row["dtype"] != "f16" or not row["quantised"]:
+            continue
+        over = "" if row["heads_hold"] else f" (the contract says {row['contract_l2']:.1e})"
+        yield (
+            f"| {row['model']} | {row['task']} | `{row['precision']}` | {row['quantised']} of {row['calls']} "
+            f"| {row['exact_l2']:.1e} | {row['l2']:.1e} | {row['allowed_l2']:.1e} "
+            f"| {row['one_minus_cosine']:.1e} | {row['head_l2']:.1e}{over} |"
+        )
+
+
+def times(rows: Rows) -> Iterator[str]:
+    """Milliseconds of a run."""
+    yield "| model | task | mode | torch | this library | attention's share, by torch |"
+    yield "|---|---|---|--:|--:|--:|"
+    for row in rows:
+        if row["dtype"] != "f16" or row["torch_ms"] is None:
+            continue
+        share = row["providers"]["torch"]["attention_share"]
+        ours = "–" if row["ms"] is None else f"{row['ms']:.2f}"
+        share = "–" if share is None else f"{share:.0%}"
+        yield f"| {row['model']} | {row['task']} | {row['mode']} | {row['torch_ms']:.2f} | {ours} | {share} |"
+
+
+KINDS = {"errors": errors, "quantised": quantised, "times": times}
+
+
+def remade(text: str, folder: Path) -> str:
+    """The page's text with every block made again."""
+
+    def block(found: re.Match[str]) -> str:
+        names = found["files"].split()
+        files = [json.loads((folder / name).read_text(encoding="utf-8")) for name in names]
+        lines = list(KINDS[found["kind"]]([row for file in files for row in file["rows"]]))
+        machines = dict.fromkeys(_machine(file["env"]) for file in files)
+        links = ", ".join(f"[{Path(name).name}]({name})" for name in names)
+        lines += ["", f"Made by `python -m benchmarks.models.page` from {links}: {'; '.join(machines)}."]
+        return found["begin"] + "\n".join(lines) + "\n" + found["end"]
+
+    return _BLOCK.sub(block, text)
+
+
+def _machine(env: dict[str, Any]) -> str:
+    where = f"{env['gpu']}, driver {env['driver']}" if env["gpu"] else f"{env['cpu']}, the host library"
+    return f"{where}, torch {env['torch']}, transformers {env['transformers']}, {env['date'][:10]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the pages, or says which are stale."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.models.page", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
+    check = parser.parse_args(arguments).check
+    stale = 0
+    for name in PAGES:
+        page = ROOT / name
+        text = page.read_text(encoding="utf-8")
+        made = remade(text, page.parent)
+        if made != text:
+            stale += 1
+            print(f"{name}: {'stale' if check else 'written'}")
+            if not check:
+                page.write_text(made, encoding="utf-8")
+    return int(check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
