@@ -1,7 +1,7 @@
 """Arguments → a checked call in canonical form, without data or a library: tracing comes here too.
 
-`bind` takes batches of equally long or padded sequences, `bind_packed` packed ones: their rows are one long
-batch for checks.py ([1, total, heads, head_dim] in layout "bshd"), and what belongs to which sequence stands
+Packed sequences are one long batch
+for checks.py ([1, total, heads, head_dim] in layout "bshd"), and what belongs to which sequence stands
 in cu_seqlens, on the device, where only kernels read it.
 """
 
@@ -10,18 +10,15 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..arrays.tensors import as_tensor
 from ..errors import ArgumentError, ArgumentTypeError
 from ..problem import Problem
 from . import checks, extras, shard
-from .arguments import Inputs, Lengths, Options
+from .arguments import Inputs, Options
 from .extras import Extras
 from .operands import Operands
-
-if TYPE_CHECKING:
-    pass
 
 _INT32_MAX = 2**31 - 1
 
@@ -38,6 +35,8 @@ class Bound(NamedTuple):
 
 def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
     """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
+    if inputs.cu_seqlens_q is not None:
+        return _bind_packed(options, inputs, allow_meta=allow_meta)
     query, key, value = checks.autocast_inputs(
         as_tensor("query", inputs.query), as_tensor("key", inputs.key), as_tensor("value", inputs.value)
     )
@@ -75,29 +74,31 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
     return Bound(operands, problem, scale, given, p_dropout == 1)
 
 
-def bind_packed(options: Options, inputs: Inputs, lengths: Lengths, *, allow_meta: bool = False) -> Bound:
-    """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
+def _bind_packed(options: Options, inputs: Inputs, *, allow_meta: bool) -> Bound:
     tensors = {name: as_tensor(name, getattr(inputs, name)) for name in ("query", "key", "value")}
     for name, tensor in tensors.items():
         if tensor.dim() != 3:
             raise ArgumentError(
                 f"{name} has shape {tuple(tensor.shape)}; allowed is [total, heads, head_dim]"
             )
-    max_seqlen_q = upper_bound("max_seqlen_q", lengths.max_seqlen_q)
-    max_seqlen_k = upper_bound("max_seqlen_k", lengths.max_seqlen_k)
+    max_seqlen_q = upper_bound("max_seqlen_q", inputs.max_seqlen_q)
+    max_seqlen_k = upper_bound("max_seqlen_k", inputs.max_seqlen_k)
     batched = Inputs(**{name: tensor[None] for name, tensor in tensors.items()}, sinks=inputs.sinks)
     bound = bind(options, batched, allow_meta=allow_meta)
     query, key = bound.operands.query, bound.operands.key
-    cu_seqlens_q = as_tensor("cu_seqlens_q", lengths.cu_seqlens_q)
+    cu_seqlens_q = as_tensor("cu_seqlens_q", inputs.cu_seqlens_q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
         raise ArgumentError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; allowed is [batch + 1]")
     count = cu_seqlens_q.shape[0]
-    given = bound.given._replace(
-        cu_seqlens_q=extras.lengths("cu_seqlens_q", cu_seqlens_q, count, query),
-        cu_seqlens_k=extras.lengths("cu_seqlens_k", lengths.cu_seqlens_k, count, query),
+    bound = bound._replace(
+        operands=bound.operands._replace(rank=3),
+        given=bound.given._replace(
+            cu_seqlens_q=extras.lengths("cu_seqlens_q", cu_seqlens_q, count, query),
+            cu_seqlens_k=extras.lengths("cu_seqlens_k", inputs.cu_seqlens_k, count, query),
+        ),
     )
     if allow_meta:  # sizes may be symbolic, and no kernel is chosen
-        return bound._replace(given=given)
+        return bound
     problem = dataclasses.replace(
         bound.problem,
         batch=count - 1,
@@ -105,7 +106,7 @@ def bind_packed(options: Options, inputs: Inputs, lengths: Lengths, *, allow_met
         seqlen_k=min(max_seqlen_k, key.shape[2]),
         has_lengths=True,
     )
-    bound = bound._replace(problem=problem, given=given)
+    bound = bound._replace(problem=problem)
     return _with_empty_keys(bound) if problem.seqlen_k == 0 else bound
 
 

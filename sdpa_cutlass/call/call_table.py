@@ -10,6 +10,7 @@ from ..library import launcher
 from ..library.registry import Family, Precision
 from ..problem import Causal
 from . import outputs, rng
+from .arguments import Inputs, Options
 from .operands import Layout
 
 if TYPE_CHECKING:
@@ -23,24 +24,21 @@ table: Any = None
 _IMMUTABLE = frozenset({type(None), bool, int, float, str, tuple, Causal, Family, Layout, Precision})
 """Types of options that say the same whenever they are the same object; the tuple is a checked window."""
 
-_OPTIONS = 9  # those that every call has, before its tensors
-_TENSORS = 10  # query, key, value, out, attn_mask, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, sinks
-_BOUNDS = 2  # max_seqlen_q, max_seqlen_k
-
-_latest: Prepared | None = None  # of `add`
+latest: Prepared | None = None
+"""What `add` was last given. Adding it again gains nothing: some calls have to be checked in Python."""
 
 
-def add(prepared: Prepared, *arguments: Any) -> None:
-    """Makes a signature known, where there is a launcher for its plan. `arguments`: as in CallTable.call."""
-    global table, _latest
+def add(prepared: Prepared, options: Options, inputs: Inputs) -> None:
+    """Makes a signature known, where there is a launcher for its plan."""
+    global table, latest
+    latest = prepared
     launch = prepared.plan.launcher
-    if launch is None or prepared.casts_mask or prepared is _latest:
+    if launch is None or prepared.casts_mask:
         return
-    _latest = prepared  # nothing is gained by adding it again: some calls have to be checked in Python
-    arguments += (None,) * (_OPTIONS + _TENSORS + _BOUNDS - len(arguments))
-    tensors = arguments[_OPTIONS : _OPTIONS + _TENSORS]
-    options = arguments[:_OPTIONS] + arguments[_OPTIONS + _TENSORS :]
-    if not all(type(option) in _IMMUTABLE for option in options):
+    # In the order of CallTable.call, which draws random bits itself.
+    tensors = (*inputs[:9], inputs.sinks)
+    bounds = (inputs.max_seqlen_q, inputs.max_seqlen_k)
+    if not all(type(option) in _IMMUTABLE for option in (*options, *bounds)):
         return
     if table is None:
         module = launcher.module()
@@ -53,7 +51,7 @@ def add(prepared: Prepared, *arguments: Any) -> None:
     if prepared.p_dropout:
         draw = functools.partial(rng.draw, tensors[0].device)
     spans = tuple(0 if tensor is None else outputs.span(tensor) for tensor in tensors)
-    table.add(launch, arguments, make_out, prepared.make_lse, draw, rng.NO_PHILOX, spans)
+    table.add(launch, (*options, *tensors, *bounds), make_out, prepared.make_lse, draw, rng.NO_PHILOX, spans)
 
 
 def _empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ table of the latest signatures, which is asked first (see call_table.py). `run` 
 looks at nothing else; without a table it tries the latest signature, which spares it a hash. Of a known
 signature's tensors, masks alone are asked for the negative bit: views that have it, such as x.conj().imag,
 start at an odd element, so no other one that is aligned can be such a view, unless as_strided moved it.
-`run_general` takes masks, dropout, lengths and layouts as well.
+`run_general` takes masks, dropout, lengths and layouts as well, `run_packed` packed sequences.
 Arrays of other libraries are read as tensors first (tensors.py); where torch is not installed, as they are
 (array_calls.py). While torch records or differentiates, the call is an operator (see torch_ops.py).
 """
@@ -20,11 +20,11 @@ from ..arrays.tensors import as_tensor, has_torch, is_tensor
 from ..library.registry import Asked
 from ..problem import Causal
 from . import array_calls, call_table, outputs, rng, torch_hooks, torch_inputs
-from .arguments import Inputs, Options, Result
+from .arguments import Form, Inputs, Options, Result
 from .binding import bind
 from .extras import Extras
 from .operands import Layout, check_no_grad
-from .plan_cache import Plans, launch, require_data, signature_of
+from .plan_cache import Plans, Signature, launch, require_data, signature_of
 from .planning import Prepared, execute, prepare, random_bits
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _plain = Plans()  # of `run`
 _general = Plans()  # of `run_general`
+_packed = Plans()  # of `run_packed`
 _latest: tuple[Plans, tuple[Any, ...], Prepared | None] = Plans(), (None,), None  # where `run` found what
 
 
@@ -52,60 +53,54 @@ def run(
 ) -> ResultTuple:
     """A plain call, as `run_general` makes it."""
     global _latest
-    if torch_hooks.is_dynamo_compiling():
-        from ..integrations import torch_ops
-
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return torch_ops.traced(options, Inputs(query, key, value, out))
-    table = call_table.table
+    is_seen = torch_hooks.is_dynamo_compiling()  # by torch, which gets it as an operator
+    table = None if is_seen else call_table.table
     if table is not None:
         known_call = table.call(
             family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", None, query, key, value, out
         )
         if known_call is not None:
             return known_call
-    if torch_hooks.is_watching():
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return _record(options, Inputs(query, key, value, out))
-    signature: tuple[Any, ...] | None = None
+    signature: Signature | None = None
     prepared = None
     is_latest = True
-    try:
-        signature = (
-            type(query), query.shape, query.stride(), query.dtype, query.device,
-            type(key), key.shape, key.stride(), key.dtype, key.device,
-            type(value), value.shape, value.stride(), value.dtype, value.device,
-            family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-        )  # fmt: skip
-        cache, known, found = _latest  # one read: another thread may replace it at any time
-        may_be_known = cache is _plain and known[0] is type(query)
-        if may_be_known:  # what has no address may have symbolic sizes, which a comparison would specialise
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        if may_be_known and known == signature:
-            prepared = found
-        else:
-            prepared = _plain[signature]
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-            _latest = _plain, signature, prepared
-            is_latest = False
-        if (q | k | v) & 15 or not (q and k and v) or not (out is None or out.data_ptr()):
-            prepared = signature = None
-    except KeyError:
-        pass
-    except (AttributeError, TypeError, RuntimeError, ValueError):
-        prepared = signature = None  # not tensors, or without data, or options that cannot be keys
-    if prepared is None:
+    is_seen = is_seen or torch_hooks.is_watching()
+    if not is_seen:
+        try:
+            signature = (
+                type(query), query.shape, query.stride(), query.dtype, query.device,
+                type(key), key.shape, key.stride(), key.dtype, key.device,
+                type(value), value.shape, value.stride(), value.dtype, value.device,
+                family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
+                None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            )  # fmt: skip
+            cache, known, found = _latest  # one read: another thread may replace it at any time
+            may_be_known = cache is _plain and known[0] is type(query)
+            if may_be_known:  # what has no address may have symbolic sizes: comparing would specialise them
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+            if may_be_known and known == signature:
+                prepared = found
+            else:
+                prepared = _plain[signature]
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+                _latest = _plain, signature, prepared
+                is_latest = False
+            if (q | k | v) & 15 or not (q and k and v) or not (out is None or out.data_ptr()):
+                prepared = signature = None
+        except KeyError:
+            pass
+        except (AttributeError, TypeError, RuntimeError, ValueError):
+            prepared = signature = None  # not tensors, or without data, or options that cannot be keys
+    if prepared is None or (
+        (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled()
+    ):
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return _run_unprepared(options, Inputs(query, key, value, out), _plain, signature)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
-        return _differentiable(options, Inputs(query, key, value, out))
+        return _run_in_full(
+            options, Inputs(query, key, value, out), _plain, signature, prepared, is_seen=is_seen
+        )
     if not is_latest:
-        call_table.add(
-            prepared, family, causal, scale, enable_gqa, kernel, return_lse, 0.0, "bhsd", None,
-            query, key, value, out,
-        )  # fmt: skip
+        options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
+        call_table.add(prepared, options, Inputs(query, key, value, out))
     plan, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
     if out is not None:
         outputs.check_known_spans(out, q, k, v, spans)
@@ -137,21 +132,16 @@ def run_general(
     seqlens_q: torch.Tensor | None,
     seqlens_k: torch.Tensor | None,
     philox: Any,
-    sinks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None,
     *,
     is_operator: bool = False,
 ) -> ResultTuple:
-    """Any call: the options and inputs in the order of `Options` and `Inputs`.
+    """Any call of Form.PADDED: the fields of `Options` and `Inputs` in their order.
 
     `is_operator`: torch has seen the call, and this is the operator's kernel.
     """
-    if torch_hooks.is_dynamo_compiling():
-        from ..integrations import torch_ops
-
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-        return torch_ops.traced(options, inputs)
-    table = call_table.table
+    is_seen = torch_hooks.is_dynamo_compiling()
+    table = None if is_seen else call_table.table
     if table is not None and philox is None:
         known_call = table.call(
             family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
@@ -159,121 +149,208 @@ def run_general(
         )  # fmt: skip
         if known_call is not None:
             return known_call
-    if not is_operator and torch_hooks.is_watching():
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-        return _record(options, inputs)
-    signature: tuple[Any, ...] | None = None
+    signature: Signature | None = None
     prepared = None
-    try:
-        signature = (
-            family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
-            type(p_dropout), p_dropout, layout, window,
-            type(query), query.shape, query.stride(), query.dtype, query.device,
-            type(key), key.shape, key.stride(), key.dtype, key.device,
-            type(value), value.shape, value.stride(), value.dtype, value.device,
-            None if out is None else signature_of(out),
-            None if attn_mask is None else signature_of(attn_mask),
-            None if seqlens_q is None else signature_of(seqlens_q),
-            None if seqlens_k is None else signature_of(seqlens_k),
-            None if sinks is None else signature_of(sinks),
-        )  # fmt: skip
-        prepared = _general[signature]
-        require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
-        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        if (
-            (q | k | v) & 15
-            or not (q and k and v)
-            or (attn_mask is not None and attn_mask.is_neg())
-            or (sinks is not None and sinks.is_neg())
-            or (prepared.casts_mask and _is_autocast_enabled(query))
-        ):
+    is_seen = is_seen or (not is_operator and torch_hooks.is_watching())
+    if not is_seen:
+        try:
+            signature = (
+                family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
+                type(p_dropout), p_dropout, layout, window,
+                type(query), query.shape, query.stride(), query.dtype, query.device,
+                type(key), key.shape, key.stride(), key.dtype, key.device,
+                type(value), value.shape, value.stride(), value.dtype, value.device,
+                None if out is None else signature_of(out),
+                None if attn_mask is None else signature_of(attn_mask),
+                None if seqlens_q is None else signature_of(seqlens_q),
+                None if seqlens_k is None else signature_of(seqlens_k),
+                None if sinks is None else signature_of(sinks),
+            )  # fmt: skip
+            prepared = _general[signature]
+            require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
+            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+            if (
+                (q | k | v) & 15
+                or not (q and k and v)
+                or (attn_mask is not None and attn_mask.is_neg())
+                or (sinks is not None and sinks.is_neg())
+                or (prepared.casts_mask and _is_autocast_enabled(query))
+            ):
+                prepared = signature = None
+        except KeyError:
+            pass
+        except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    except KeyError:
-        pass
-    except (AttributeError, TypeError, RuntimeError):
-        prepared = signature = None
-    if prepared is None:
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-        return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
-        options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-        return _differentiable(options, inputs)
+    if prepared is None or (
+        (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled()
+    ):
+        return _run_in_full(
+            Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window),
+            Inputs(
+                query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, None, None, philox, sinks
+            ),
+            _general,
+            signature,
+            prepared,
+            is_seen=is_seen,
+            is_operator=is_operator,
+        )
     if attn_mask is not None and attn_mask.requires_grad:
         check_no_grad({"attn_mask": attn_mask})
     if sinks is not None and sinks.requires_grad:
         check_no_grad({"sinks": sinks})
-    if out is not None:
-        outputs.check_known_out(
-            out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks))
+    is_new = philox is None and prepared is not call_table.latest
+    if out is not None or is_new:
+        inputs = Inputs(
+            query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, None, None, philox, sinks
         )
-        torch_hooks.increment_version((out,))
-    if philox is None:
-        call_table.add(
-            prepared, family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
-            query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, sinks,
-        )  # fmt: skip
+        if out is not None:
+            outputs.check_known_out(out, _read(inputs))
+            torch_hooks.increment_version((out,))
+        if is_new:
+            options = Options(
+                family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window
+            )
+            call_table.add(prepared, options, inputs)
     state = random_bits(philox, prepared.p_dropout, query)
     extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k, sinks=sinks)
     return launch(prepared, query, key, value, out, extras)
+
+
+def run_packed(
+    family: Asked,
+    causal: Causal | str | None,
+    scale: float | None,
+    enable_gqa: bool,
+    kernel: str | None,
+    return_lse: bool,
+    p_dropout: float,
+    layout: Layout | str,
+    window: tuple[int, int] | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    philox: Any,
+    sinks: torch.Tensor | None,
+    *,
+    is_operator: bool = False,
+) -> ResultTuple:
+    """`run_general` for packed sequences, Form.PACKED. `layout` is "bshd"."""
+    is_seen = torch_hooks.is_dynamo_compiling()
+    table = None if is_seen else call_table.table  # tracing would make the compiled code depend on it
+    if table is not None and philox is None:
+        known_call = table.call(
+            family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window,
+            query, key, value, out, None, None, None, cu_seqlens_q, cu_seqlens_k, sinks,
+            max_seqlen_q, max_seqlen_k,
+        )  # fmt: skip
+        if known_call is not None:
+            return known_call
+    options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
+    inputs = Inputs(
+        query, key, value, out, None, None, None,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox, sinks,
+    )  # fmt: skip
+    signature: Signature | None = None
+    prepared = None
+    is_seen = is_seen or (not is_operator and torch_hooks.is_watching())
+    if not is_seen:
+        try:
+            signature = (
+                options, type(scale), type(p_dropout),
+                type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
+                *(signature_of(tensor) for tensor in (query, key, value, cu_seqlens_q, cu_seqlens_k)),
+                None if out is None else signature_of(out),
+                None if sinks is None else signature_of(sinks),
+            )  # fmt: skip
+            prepared = _packed[signature]
+            require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
+            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+            if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
+                prepared = signature = None
+        except KeyError:
+            pass
+        except (AttributeError, TypeError, RuntimeError):
+            prepared = signature = None
+    if prepared is None or (
+        (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled()
+    ):
+        if cu_seqlens_q is None:  # else it would be a call without lengths
+            as_tensor("cu_seqlens_q", None)
+        return _run_in_full(
+            options, inputs, _packed, signature, prepared, is_seen=is_seen, is_operator=is_operator
+        )
+    if sinks is not None and sinks.requires_grad:
+        check_no_grad({"sinks": sinks})
+    if out is not None:
+        outputs.check_known_out(out, _read(inputs))
+        torch_hooks.increment_version((out,))
+    if philox is None and prepared is not call_table.latest:
+        call_table.add(prepared, options, inputs)
+    state = random_bits(philox, prepared.p_dropout, query)
+    extras = Extras(
+        None, prepared.p_dropout, state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks
+    )
+    return launch(prepared, query, key, value, out, extras)
+
+
+def run_call(options: Options, inputs: Inputs, *, is_operator: bool = False) -> ResultTuple:
+    """Any call, by its records."""
+    if inputs.form is Form.PADDED:
+        return run_general(*options, *inputs[:7], *inputs[11:], is_operator=is_operator)
+    return run_packed(*options, *inputs[:4], *inputs[7:], is_operator=is_operator)
 
 
 def _is_autocast_enabled(query: torch.Tensor) -> bool:
     return bool(sys.modules["torch"].is_autocast_enabled(query.device.type))
 
 
-def _given(inputs: Inputs) -> dict[str, Any]:
-    """The arrays and tensors that a call reads; q, k and v even if they are None."""
-    given = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-    if inputs.attn_mask is not None:
-        given["attn_mask"] = inputs.attn_mask
-    if inputs.seqlens_q is not None:
-        given["seqlens_q"] = inputs.seqlens_q
-    if inputs.seqlens_k is not None:
-        given["seqlens_k"] = inputs.seqlens_k
+def _read(inputs: Inputs) -> dict[str, Any]:
+    """The arrays and tensors that a call reads, by name; those that it has to have even if they are None."""
+    found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    if inputs.cu_seqlens_q is not None:
+        found["cu_seqlens_q"], found["cu_seqlens_k"] = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    for name in ("attn_mask", "seqlens_q", "seqlens_k", "sinks"):
+        if getattr(inputs, name) is not None:
+            found[name] = getattr(inputs, name)
     if inputs.philox is not None and is_tensor(inputs.philox):
-        given["philox"] = inputs.philox
-    if inputs.sinks is not None:
-        given["sinks"] = inputs.sinks
-    return given
+        found["philox"] = inputs.philox
+    return found
 
 
-def _record(options: Options, inputs: Inputs) -> Result:
-    """The call as one of the operator, which torch sees."""
-    from ..integrations import torch_autograd, torch_ops
-
-    tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
-    known, options = Inputs(*tensors), torch_inputs.recordable(options)
-    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
-        return torch_autograd.transformed(options, known)
-    result = torch_ops.traced(options, known)
-    return result if inputs.out is None else result._replace(out=inputs.out)
-
-
-def _run_unprepared(
+def _run_in_full(
     options: Options,
     inputs: Inputs,
     cache: Plans,
-    signature: tuple[Any, ...] | None,
+    signature: Signature | None,
+    prepared: Prepared | None,
     *,
+    is_seen: bool,
     is_operator: bool = False,
-) -> Result:
-    """Checks everything; what can serve the next call of its kind is kept in `cache`."""
+) -> ResultTuple:
+    """A call that does not launch a known plan: torch sees it or differentiates it, or it is a new one.
+
+    Checks everything; what can serve the next call of its kind is kept in `cache`.
+    """
+    if is_seen:
+        return _record(options, inputs)
+    if prepared is not None:  # known, but an input requires grad
+        return _differentiable(options, inputs)
     options = torch_inputs.with_flags(options)
-    given = _given(inputs)
+    given = _read(inputs)
     if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
-        if not has_torch():
+        if inputs.form is Form.PADDED and not has_torch():
             return array_calls.run(options, inputs)
         tensors = {name: as_tensor(name, value) for name, value in given.items()}
         if inputs.out is not None:
             tensors["out"] = as_tensor("out", inputs.out, writable=True)
         known = inputs._replace(**tensors)
-        if cache is _plain:
-            result = Result(*run(*options[:6], *known[:4]))
-        else:
-            result = Result(*run_general(*options, *known))
+        result = Result(*(run(*options[:6], *known[:4]) if cache is _plain else run_call(options, known)))
         return result if inputs.out is None else result._replace(out=inputs.out)
     if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
         return _record(options, inputs)
@@ -295,6 +372,19 @@ def _run_unprepared(
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     cache.keep(signature, prepare(executed, inputs, bound, out, lse))
     return Result(out, lse, executed.philox)
+
+
+def _record(options: Options, inputs: Inputs) -> Result:
+    """The call as one of the operator, which torch sees."""
+    from ..integrations import torch_autograd, torch_ops
+
+    if torch_hooks.is_dynamo_compiling():
+        return torch_ops.traced(options, inputs)
+    options, known = torch_inputs.recordable(options), torch_inputs.recordable_inputs(inputs)
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+        return torch_autograd.transformed(options, known)
+    result = torch_ops.traced(options, known)
+    return result if inputs.out is None else result._replace(out=inputs.out)
 
 
 def _differentiable(options: Options, inputs: Inputs) -> Result:

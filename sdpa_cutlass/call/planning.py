@@ -56,7 +56,8 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     result = outputs.empty_out(operands) if out is None else operands.canonical_out(out)
     lse = outputs.empty_lse(operands) if options.return_lse else None
     if problem.is_empty:  # no keys, or no rows
-        result.zero_()
+        if out is None or given.cu_seqlens_q is None:  # else rows of no sequence, which stay as they are
+            result.zero_()
         if lse is not None:
             lse.fill_(-math.inf)
             if given.sinks is not None:

@@ -13,7 +13,8 @@ from typing import Any
 from ..arrays.tensors import as_tensor, is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from . import checks, extras, shard
-from .arguments import Inputs, Options
+from .arguments import Form, Inputs, Options
+from .binding import upper_bound
 from .operands import is_virtual
 
 
@@ -89,11 +90,20 @@ def recordable(options: Options) -> Options:
     )
 
 
-def recordable_tensor(name: str, value: Any) -> Any:
-    """A tensor, from any array; None stays, and so does what is no array but allowed for philox."""
-    if value is None or (name == "philox" and isinstance(value, (tuple, list))):
-        return value
-    return as_tensor(name, value, writable=name == "out")
+def recordable_inputs(inputs: Inputs) -> Inputs:
+    """Arrays as tensors, sizes as numbers. What is not given stays None, and integers for philox stay too."""
+    packed = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+    def recordable(name: str, value: Any) -> Any:
+        if value is None and not (inputs.form is Form.PACKED and name in packed):
+            return None
+        if name == "philox" and isinstance(value, (tuple, list)):
+            return value
+        if name in ("max_seqlen_q", "max_seqlen_k"):
+            return upper_bound(name, number(value))
+        return as_tensor(name, value, writable=name == "out")
+
+    return Inputs(*map(recordable, Inputs._fields, inputs))
 
 
 def number(value: Any) -> Any:

@@ -9,13 +9,10 @@ import torch
 from torch.autograd import forward_ad
 
 from ..call import checks, extras, rng
-from ..call.arguments import Inputs, Options, Result
 from ..call.operands import check_no_grad
 from ..dropout import checked_philox
 from ..errors import ArgumentError, UnsupportedError
 from ..library import torch_state
-from ..library.registry import Precision
-from ..problem import Causal
 
 # The result is laid out as query is, so a compiler must hand over the strides that it traced.
 _TAGS = (
@@ -136,48 +133,23 @@ def register(
     fake: Any,
     mask_position: int | None = None,
     differentiable: Any = None,
-) -> None:
+) -> Any:
     """`define` for an operator of attention: its first arguments are query, key and value."""
     op = define(name, schema, kernel, fake, differentiable)
     for device_type in ("CPU", "CUDA"):
         _library.impl(name, _autocast(device_type.lower(), op, mask_position), f"Autocast{device_type}")
+    return op
 
 
 def as_traced(value: Any) -> Any:
-    """A tensor; a NumPy array, which the compiler understands, becomes one."""
-    return value if value is None or isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    """A tensor; a NumPy array, which the compiler understands, becomes one. A length stays one."""
+    is_known = value is None or isinstance(value, (torch.Tensor, int, torch.SymInt))
+    return value if is_known else torch.as_tensor(value)
 
 
 def as_window(window: list[int] | None) -> tuple[int, int] | None:
     """`window` of an operator, checked."""
     return None if window is None else extras.checked_window(window)
-
-
-def call_traced(name: str, options: Options, inputs: Inputs, rest: Sequence[Any], **more: Any) -> Result:
-    """torch.ops.sdpa_cutlass.`name`, or `name`_out, with the options that all operators have and `more`.
-
-    `rest` comes behind query, key, value and out, and behind that philox and sinks.
-    """
-    query, key, value, out = (as_traced(tensor) for tensor in inputs[:4])
-    state = traced_philox(options.p_dropout, inputs.philox, query)
-    sinks = as_traced(inputs.sinks)
-    arguments = {
-        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
-        "scale": None if options.scale is None else float(options.scale),
-        "enable_gqa": options.enable_gqa,
-        "kernel_name": options.kernel,
-        "return_lse": options.return_lse,
-        "p_dropout": float(options.p_dropout),
-        "window": None if options.window is None else list(options.window),
-        "precision": options.family.value if isinstance(options.family, Precision) else None,
-        **more,
-    }
-    ops = torch.ops.sdpa_cutlass
-    if out is None:
-        out, lse = getattr(ops, name)(query, key, value, *rest, state, sinks, **arguments)
-    else:
-        lse = getattr(ops, f"{name}_out")(query, key, value, out, *rest, state, sinks, **arguments)
-    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
 
 
 def traced_philox(p_dropout: float, philox: Any, query: torch.Tensor) -> torch.Tensor | None:

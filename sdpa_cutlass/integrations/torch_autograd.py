@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..call import backward, binding, calls, checks, extras, packed_calls, plan_cache, planning, rng
-from ..call.arguments import Inputs, Lengths, Options, Result
-from ..call.binding import Bound
+from ..call import backward, binding, calls, checks, extras, plan_cache, planning, rng
+from ..call.arguments import Form, Inputs, Options, Result
 from ..errors import UnsupportedError
 from ..library.registry import Family
+from . import backward_ops
 from .operators import no_lse, traced_philox
 
 
@@ -29,37 +29,29 @@ class Call(NamedTuple):
     is_operator: bool  # the dispatcher has the call
 
 
-class Rest(NamedTuple):
-    """Tensors that get no gradient; each may be None."""
-
-    attn_mask: Any = None
-    seqlens_q: Any = None
-    seqlens_k: Any = None
-    philox: Any = None
-    sinks: Any = None
-    cu_seqlens_q: Any = None
-    cu_seqlens_k: Any = None
+_SAVED = tuple(
+    name
+    for name in Inputs._fields
+    if name not in ("query", "key", "value", "out", "max_seqlen_q", "max_seqlen_k")
+)
+"""The tensors of a call that get no gradient, in the order of a node's arguments."""
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch does not type
-    """forward(call, query, key, value, *rest) → out, softmax_lse."""
+    """forward(call, query, key, value, *the tensors of _SAVED) → out, softmax_lse."""
 
     @staticmethod
     def forward(call: Call, query: Any, key: Any, value: Any, *tensors: Any) -> tuple[Any, Any]:
-        options, rest = call.options._replace(return_lse=True), Rest(*tensors)
+        options = call.options._replace(return_lse=True)
+        inputs = _inputs(call, query, key, value, *tensors)
         if call.is_operator:
+            from . import torch_ops
+
             with torch._C._AutoDispatchBelowAutograd():
-                return _operators().forward(call, options, query, key, value, rest)
-        inputs = Inputs(query, key, value, None, *rest[:3], _philox(call, rest), rest.sinks)
-        if call.bounds is None:
-            result = calls.run_general(*options, *inputs, is_operator=True)
+                out, lse, _ = torch_ops.traced(options, inputs)
         else:
-            lengths = (rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
-            result = packed_calls.run(
-                *options[:7], options.window, *inputs[:4], *lengths, inputs.philox, inputs.sinks,
-                is_operator=True,
-            )  # fmt: skip
-        return result[0], result[1]
+            out, lse, _ = calls.run_call(options, inputs, is_operator=True)
+        return out, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
@@ -71,26 +63,24 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         query, key, value, *tensors, out, lse = ctx.saved_tensors
-        call, rest = ctx.call, Rest(*tensors)
+        call = ctx.call
         needs = tuple(ctx.needs_input_grad[1:4])
         if dout is None:
             dout = torch.zeros_like(out)
         is_differentiated = torch.is_grad_enabled()
         with torch.no_grad():
             results = backward.Results(out, lse, dout, dlse)
+            inputs = _inputs(call, query, key, value, *tensors)
             if call.is_operator:
-                grads = _operators().gradients(call, query, key, value, rest, results, needs)
+                grads = backward_ops.gradients(call.options, inputs, results, needs)
             else:
-                bound = _bind(call, query, key, value, rest)
-                likes = (query, key, value) if call.bounds is None else (query[None], key[None], value[None])
-                grads = backward.gradients(bound, likes, results, _philox(call, rest), needs)
-                if call.bounds is not None:
-                    grads = tuple(None if grad is None else grad[0] for grad in grads)
+                bound = binding.bind(call.options, inputs)
+                grads = backward.gradients(bound, (query, key, value), results, inputs.philox, needs)
         if is_differentiated:
             grads = tuple(
                 None if grad is None else Once.apply(grad, dout, query, key, value) for grad in grads
             )
-        return (None, *grads, *(None for _ in rest))
+        return (None, *grads, *(None for _ in tensors))
 
 
 class Once(torch.autograd.Function):  # type: ignore[misc]
@@ -123,8 +113,8 @@ def wants_gradient(*tensors: Any) -> bool:
     )
 
 
-def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> Result:
-    """`calls.run_general`, or with `lengths` `varlen.run`, of eager inputs that require grad.
+def attention(options: Options, inputs: Inputs) -> Result:
+    """`calls.run_call` of eager inputs that require grad.
 
     Raises UnsupportedError, before anything is launched, for what has no gradient or no backward kernel.
     """
@@ -139,18 +129,16 @@ def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) 
     if mask is not None:
         mask = extras.autocast_mask(mask, query)
     check_no_other_grad(mask, inputs.sinks)
-    packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
-    bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
-    rest = Rest(mask, inputs.seqlens_q, inputs.seqlens_k, None, inputs.sinks, *packed)
-    call = Call(options, bounds, None, is_operator=False)
+    known = inputs._replace(query=query, key=key, value=value, attn_mask=mask, philox=None)
+    call = Call(options, _bounds(inputs), None, is_operator=False)
     with torch.no_grad():
-        p_dropout = _checked_dropout(call, query, key, value, rest)
+        p_dropout = _checked_dropout(call, known)
         philox = planning.random_bits(inputs.philox, p_dropout, query)
     if isinstance(philox, torch.Tensor):
-        rest = rest._replace(philox=philox)
+        known = known._replace(philox=philox)
     else:
         call = call._replace(philox=philox)
-    out, lse = Attention.apply(call, query, key, value, *rest)
+    out, lse = Attention.apply(call, *_tensors(known))
     return Result(out, lse if options.return_lse else None, philox)
 
 
@@ -158,12 +146,11 @@ _served: dict[tuple[Any, ...], float] = {}  # signatures that passed the checks,
 _MOST_SERVED = 1024
 
 
-def _checked_dropout(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> float:
+def _checked_dropout(call: Call, inputs: Inputs) -> float:
     """p_dropout, 0 for 1, of a call that has a backward kernel. A known signature is not checked again."""
-    tensors = (query, key, value, *rest)
     signature: tuple[Any, ...] | None = (
         call, type(call.options.scale),
-        *(None if tensor is None else plan_cache.signature_of(tensor) for tensor in tensors),
+        *(None if tensor is None else plan_cache.signature_of(tensor) for tensor in _tensors(inputs)),
     )  # fmt: skip
     try:
         known = _served.get(signature) if signature is not None else None
@@ -171,7 +158,7 @@ def _checked_dropout(call: Call, query: Any, key: Any, value: Any, rest: Rest) -
         known = signature = None
     if known is not None:
         return known
-    bound = _bind(call, query, key, value, rest)
+    bound = binding.bind(call.options, inputs)
     backward.check_served(bound)
     if signature is not None:
         if len(_served) >= _MOST_SERVED:
@@ -191,25 +178,22 @@ def is_transformed(*tensors: Any) -> bool:
     return all(level.key() == torch._C._functorch.TransformType.Grad for level in stack)
 
 
-def transformed(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> Result:
+def transformed(options: Options, inputs: Inputs) -> Result:
     """`attention` inside torch.func."""
     state = traced_philox(options.p_dropout, inputs.philox, inputs.query)
-    out, lse = recorded(options, inputs._replace(philox=state), lengths)
+    out, lse = recorded(options, inputs._replace(philox=state))
     return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)
 
 
-def recorded(options: Options, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Any, Any]:
+def recorded(options: Options, inputs: Inputs) -> tuple[Any, Any]:
     """A call of the forward's operator: out and softmax_lse, which is empty unless it was asked for."""
     if options.family is not Family.FMHA_FWD:
         raise UnsupportedError(
             f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
         )
     check_no_other_grad(inputs.attn_mask, inputs.sinks)
-    packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
-    bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
-    rest = Rest(inputs.attn_mask, inputs.seqlens_q, inputs.seqlens_k, inputs.philox, inputs.sinks, *packed)
-    call = Call(options, bounds, None, is_operator=True)
-    out, lse = Attention.apply(call, inputs.query, inputs.key, inputs.value, *rest)
+    call = Call(options, _bounds(inputs), None, is_operator=True)
+    out, lse = Attention.apply(call, *_tensors(inputs))
     return out, lse if options.return_lse else no_lse(inputs.query)
 
 
@@ -223,20 +207,18 @@ def check_no_other_grad(attn_mask: Any, sinks: Any) -> None:
             )
 
 
-def _bind(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> Bound:
-    inputs = Inputs(query, key, value, None, *rest[:3], None, rest.sinks)
-    if call.bounds is None:
-        return binding.bind(call.options, inputs)
-    lengths = Lengths(rest.cu_seqlens_q, rest.cu_seqlens_k, *call.bounds)
-    return binding.bind_packed(call.options, inputs, lengths)
+def _bounds(inputs: Inputs) -> tuple[Any, Any] | None:
+    return None if inputs.form is Form.PADDED else (inputs.max_seqlen_q, inputs.max_seqlen_k)
 
 
-def _philox(call: Call, rest: Rest) -> Any:
-    """What dropout draws from. Without dropout nothing reads it."""
-    return call.philox if rest.philox is None else rest.philox
+def _tensors(inputs: Inputs) -> tuple[Any, ...]:
+    return (*inputs[:3], *(getattr(inputs, name) for name in _SAVED))
 
 
-def _operators() -> Any:
-    from . import backward_ops
-
-    return backward_ops
+def _inputs(call: Call, query: Any, key: Any, value: Any, *tensors: Any) -> Inputs:
+    """A node's call again. Without dropout nothing reads its philox."""
+    max_seqlen_q, max_seqlen_k = call.bounds or (None, None)
+    saved = dict(zip(_SAVED, tensors, strict=True))
+    if saved["philox"] is None:
+        saved["philox"] = call.philox
+    return Inputs(query, key, value, **saved, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)

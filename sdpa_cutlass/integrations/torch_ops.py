@@ -1,21 +1,25 @@
 """torch.ops.sdpa_cutlass: the kernels as torch operators, for torch.compile, torch.export and FakeTensor.
 
     attention_forward(query, key, value, attn_mask=None, seqlens_q=None, seqlens_k=None, philox=None,
-                      sinks=None, *, causal=None, scale=None, enable_gqa=True, kernel_name=None,
-                      family="fmha_fwd", return_lse=False, p_dropout=0.0, layout="bhsd", window=None,
+                      sinks=None, *, family="fmha_fwd", causal=None, scale=None, enable_gqa=True,
+                      kernel_name=None, return_lse=False, p_dropout=0.0, layout="bhsd", window=None,
                       precision=None)
                       -> (out, softmax_lse)
     attention_forward_out(query, key, value, out, attn_mask=None, ...the same...) -> softmax_lse
-    attention_varlen_forward and attention_varlen_forward_out: see varlen_ops.py
+    attention_varlen_forward(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                             philox=None, sinks=None, *, ...the same without family and layout...)
+                             -> (out, softmax_lse)
+    attention_varlen_forward_out(query, key, value, out, cu_seqlens_q, ...the same...) -> softmax_lse
 
-Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is None, "top_left" or
-"bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
-elements unless `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A
-traced call of `attention` draws it with torch.randint in front of the operator. attention_forward is
-differentiable in query, key and value (torch_autograd.py); other inputs that require grad, and all in forward
-mode, are refused. Importing this module registers the operators; the package does so itself when a public
-function is traced. Eager calls of the public functions do not come through here: the dispatcher costs more
-than the rest of the call.
+Their schemas follow from call/arguments.py. Arguments, shapes and errors are those of
+`sdpa_cutlass.attention` and `attention_varlen`; `causal` is None, "top_left" or "bottom_right", `family`
+"fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no elements unless
+`return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A traced call of
+`attention` draws it with torch.randint in front of the operator. attention_forward and
+attention_varlen_forward are differentiable in query, key and value (torch_autograd.py); other inputs that
+require grad, and all in forward mode, are refused. Importing this module registers the operators; the package
+does so itself when a public function is traced. Eager calls of the public functions do not come through here:
+the dispatcher costs more than the rest of the call.
 """
 
 from __future__ import annotations
@@ -25,159 +29,107 @@ from typing import Any
 import torch
 
 from ..call import binding, calls, checks, outputs, rng
-from ..call.arguments import Inputs, Options, Result
+from ..call.arguments import Form, Inputs, Options, Result, arguments_of, as_schema
 from ..call.precision import asked_of
-from ..library.registry import Family
-from . import backward_ops, varlen_ops  # noqa: F401  they register their own
-from .operators import as_traced, as_window, call_traced, check_has_philox, no_lse, register
-
-# kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
-_TENSORS = (
-    "Tensor? attn_mask=None, Tensor? seqlens_q=None, Tensor? seqlens_k=None, Tensor? philox=None, "
-    "Tensor? sinks=None"
-)
-_OPTIONS = (
-    "*, str? causal=None, float? scale=None, bool enable_gqa=True, str? kernel_name=None, "
-    'str family="fmha_fwd", bool return_lse=False, float p_dropout=0.0, str layout="bhsd", '
-    "int[]? window=None, str? precision=None"
-)
+from ..library.registry import Family, Precision
+from ..problem import Causal
+from . import backward_ops  # noqa: F401  it registers its own
+from .operators import as_traced, as_window, check_has_philox, no_lse, register, traced_philox
 
 
-def _options(
-    *,
-    causal: str | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = True,
-    kernel_name: str | None = None,
-    family: str = Family.FMHA_FWD.value,
-    return_lse: bool = False,
-    p_dropout: float = 0.0,
-    layout: str = "bhsd",
-    window: list[int] | None = None,
-    precision: str | None = None,
-) -> Options:
-    return Options(
-        asked_of(precision, Family(family)),
-        causal,
-        scale,
-        enable_gqa,
-        kernel_name,
-        return_lse,
-        p_dropout,
-        layout,
-        as_window(window),
-    )
+class _Operator:
+    """One operator's kernels. Arguments are as torch's dispatcher gives them: without trailing defaults."""
+
+    def __init__(self, form: Form, *, has_out: bool) -> None:
+        self.form = form
+        self.has_out = has_out
+        self.names = tuple(name for name in arguments_of(Inputs, form) if has_out or name != "out")
+        without = () if has_out else ("out",)
+        # kernel_name, not kernel: Inductor passes options on by name, beside an argument `kernel` of its own.
+        options = as_schema(Options, form).replace(" kernel=", " kernel_name=")
+        results = "Tensor" if has_out else "(Tensor, Tensor)"
+        self.op = register(
+            f"{form.value}_forward_out" if has_out else f"{form.value}_forward",
+            f"({as_schema(Inputs, form, *without)}, *, {options}, str? precision=None) -> {results}",
+            self.run,
+            self.fake,
+            self.names.index("attn_mask") if "attn_mask" in self.names else None,
+            None if has_out else self.record,
+        )
+
+    def read(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Options, Inputs]:
+        """The call's records. Raises ArgumentError for dropout without philox."""
+        inputs = Inputs(**dict(zip(self.names, args, strict=False)))
+        family = Family(named.pop("family", Family.FMHA_FWD.value))
+        if self.form is Form.PACKED:
+            named["layout"] = "bshd"
+        options = Options(
+            asked_of(named.pop("precision", None), family),
+            kernel=named.pop("kernel_name", None),
+            window=as_window(named.pop("window", None)),
+            **named,
+        )
+        check_has_philox(options.p_dropout, inputs.philox)
+        return options, inputs
+
+    def run(self, *args: Any, **named: Any) -> Any:
+        """The operator's kernel: softmax_lse, and before it out where that was not given."""
+        options, inputs = self.read(args, named)
+        out, lse, _ = calls.run_call(options, inputs, is_operator=True)
+        lse = no_lse(inputs.query) if lse is None else lse
+        return lse if self.has_out else (out, lse)
+
+    def fake(self, *args: Any, **named: Any) -> Any:
+        """Shapes, strides and dtypes of `run`, and every error that does not need data or a library."""
+        options, inputs = self.read(args, named)
+        operands = binding.bind(options, inputs, allow_meta=True).operands
+        if inputs.philox is not None:
+            rng.checked(inputs.philox, inputs.query)
+        out = operands.restore(outputs.empty_out(operands))
+        lse = no_lse(inputs.query)
+        if options.return_lse:
+            lse = operands.restore_lse(outputs.empty_lse(operands))
+        if not self.has_out:
+            return out, lse
+        outputs.check_out_type(inputs.out, inputs.query, tuple(out.shape))
+        return lse
+
+    def record(self, *args: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """A call whose query, key or value requires grad."""
+        from . import torch_autograd
+
+        return torch_autograd.recorded(*self.read(args, named))
 
 
-def _forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    seqlens_q: torch.Tensor | None = None,
-    seqlens_k: torch.Tensor | None = None,
-    philox: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-    return _run(_options(**options), inputs)
-
-
-def _forward_out(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    seqlens_q: torch.Tensor | None = None,
-    seqlens_k: torch.Tensor | None = None,
-    philox: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-    return _run(_options(**options), inputs)[1]
-
-
-def _run(options: Options, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    check_has_philox(options.p_dropout, inputs.philox)
-    out, lse, _ = calls.run_general(*options, *inputs, is_operator=True)
-    return out, no_lse(inputs.query) if lse is None else lse
-
-
-def _fake_forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    seqlens_q: torch.Tensor | None = None,
-    seqlens_k: torch.Tensor | None = None,
-    philox: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes, strides and dtypes of `_forward`, and every error that does not need data or a library."""
-    asked = _options(**options)
-    check_has_philox(asked.p_dropout, philox)
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-    operands = binding.bind(asked, inputs, allow_meta=True).operands
-    if philox is not None:
-        rng.checked(philox, query)
-    lse = operands.restore_lse(outputs.empty_lse(operands)) if asked.return_lse else no_lse(query)
-    return operands.restore(outputs.empty_out(operands)), lse
-
-
-def _fake_forward_out(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, *rest: Any, **options: Any
-) -> torch.Tensor:
-    result, lse = _fake_forward(query, key, value, *rest, **options)
-    outputs.check_out_type(out, query, tuple(result.shape))
-    return lse
-
-
-def _differentiable(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    seqlens_q: torch.Tensor | None = None,
-    seqlens_k: torch.Tensor | None = None,
-    philox: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A call whose query, key or value requires grad."""
-    from . import torch_autograd
-
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks)
-    return torch_autograd.recorded(_options(**options), inputs)
-
-
-register(
-    "attention_forward",
-    f"(Tensor query, Tensor key, Tensor value, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)",
-    _forward,
-    _fake_forward,
-    3,
-    _differentiable,
-)
-register(
-    "attention_forward_out",
-    f"(Tensor query, Tensor key, Tensor value, Tensor(a!) out, {_TENSORS}, {_OPTIONS}) -> Tensor",
-    _forward_out,
-    _fake_forward_out,
-    4,
-)
+# By themselves, not in a table: compiled code checks at every call that what it depends on is as it was.
+_PADDED = _Operator(Form.PADDED, has_out=False)
+_PADDED_OUT = _Operator(Form.PADDED, has_out=True)
+_PACKED = _Operator(Form.PACKED, has_out=False)
+_PACKED_OUT = _Operator(Form.PACKED, has_out=True)
 
 
 def traced(options: Options, inputs: Inputs) -> Result:
-    """`calls.run_general` as a call of the operator: what torch.compile traces instead."""
-    return call_traced(
-        "attention_forward",
-        options,
-        inputs,
-        [as_traced(value) for value in inputs[4:7]],
-        family=(options.family if isinstance(options.family, Family) else Family.FMHA_FWD).value,
-        layout=checks.tensor_layout(options.layout).value,
-    )
+    """`calls.run_call` as a call of the operator: what torch.compile traces instead."""
+    is_padded = inputs.cu_seqlens_q is None
+    if inputs.out is None:
+        operator = _PADDED if is_padded else _PACKED
+    else:
+        operator = _PADDED_OUT if is_padded else _PACKED_OUT
+    state = traced_philox(options.p_dropout, inputs.philox, as_traced(inputs.query))
+    named = {
+        "causal": options.causal.value if isinstance(options.causal, Causal) else options.causal,
+        "scale": None if options.scale is None else float(options.scale),
+        "enable_gqa": options.enable_gqa,
+        "kernel_name": options.kernel,
+        "return_lse": options.return_lse,
+        "p_dropout": float(options.p_dropout),
+        "window": None if options.window is None else list(options.window),
+        "precision": options.family.value if isinstance(options.family, Precision) else None,
+    }
+    if is_padded:
+        named["family"] = (options.family if isinstance(options.family, Family) else Family.FMHA_FWD).value
+        named["layout"] = checks.tensor_layout(options.layout).value
+    tensors = (state if name == "philox" else as_traced(getattr(inputs, name)) for name in operator.names)
+    result = operator.op(*tensors, **named)
+    out, lse = (inputs.out, result) if operator.has_out else result
+    return Result(out, lse if options.return_lse else None, rng.NO_PHILOX if state is None else state)

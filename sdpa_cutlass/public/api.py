@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
         extras.dropout_probability(dropout_p, "dropout_p")
     return run_general(
         _FUSED, causal, scale, enable_gqa, None, False, dropout_p, "bhsd", None,
-        query, key, value, None, attn_mask, None, None, None,
+        query, key, value, None, attn_mask, None, None, None, None,
     )[0]  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def attention(
         return (out, lse) if return_lse else out
     if softmax_lse is not None or stream is not None:
         options = Options(asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
-        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
+        inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox=philox, sinks=sinks)
         return chosen(array_calls.run(options, inputs, softmax_lse, stream), return_lse, return_philox)
     result = run_general(
         asked, causal, scale, enable_gqa, kernel, return_lse or accumulate is not None, p_dropout, layout,

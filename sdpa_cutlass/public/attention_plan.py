@@ -135,7 +135,7 @@ def plan(
     asked = Options(
         asked_of(precision, family), causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window
     )
-    arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, sinks)
+    arrays = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, sinks=sinks)
     options = torch_inputs.with_flags(asked)
     inputs = Inputs(
         *(

@@ -104,7 +104,7 @@ def explain(
         causal = shard.word(causal, row_offset, key_offset)
     asked = asked_of(precision, family)
     options = Options(asked, causal, scale, enable_gqa, kernel, False, p_dropout, layout, window)
-    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, None, sinks)
+    inputs = Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, sinks=sinks)
     operands, problem, softmax_scale, given, _ = binding.bind(options, inputs)
     if problem.is_empty:
         raise ArgumentError(f"{problem} runs no kernel: its result is empty or zero")

@@ -1,14 +1,15 @@
 """attention_varlen: sequences of different lengths, packed one behind the other without padding.
 
-Here are the signature and its meaning only: packed_calls.py has the way from arguments to a launch.
+Here are the signature and its meaning only: calls.py has the way from arguments to a launch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..call import extras, packed_calls, torch_inputs
+from ..call import extras, torch_inputs
 from ..call.arguments import chosen
+from ..call.calls import run_packed
 from ..call.precision import asked_of
 from ..library.registry import Asked, Family, Precision
 from ..problem import Causal
@@ -62,8 +63,8 @@ def attention_varlen(
     if window is not None:
         window = extras.checked_window(window)
     asked = _FUSED if precision is None else asked_of(precision)
-    result = packed_calls.run(
-        asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, window, query, key, value, out,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox, sinks,
+    result = run_packed(
+        asked, causal, scale, enable_gqa, kernel, return_lse, p_dropout, "bshd", window,
+        query, key, value, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, philox, sinks,
     )  # fmt: skip
     return chosen(result, return_lse, return_philox)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass.call import call_table, calls, launch, packed_calls
+from sdpa_cutlass.call import call_table, calls, launch
 from sdpa_cutlass.call.plan_cache import Plans
 from sdpa_cutlass.integrations import usage
 from sdpa_cutlass.library import launcher
@@ -23,9 +23,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget_all() -> None:
         monkeypatch.setattr(calls, "_plain", Plans())
         monkeypatch.setattr(calls, "_general", Plans())
-        monkeypatch.setattr(packed_calls, "_packed", Plans())
+        monkeypatch.setattr(calls, "_packed", Plans())
         monkeypatch.setattr(call_table, "table", None)
-        monkeypatch.setattr(call_table, "_latest", None)
+        monkeypatch.setattr(call_table, "latest", None)
 
     return forget_all
 

@@ -21,7 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdpa_cutlass import attention, attention_varlen, plan
-from sdpa_cutlass.call import calls, launch, packed_calls
+from sdpa_cutlass.call import calls, launch
 from tests.host_compiler import compiler, include_flags
 from tests.library.reference import decoding, expect_close, rand, softmax_lse, torchs_attention
 
@@ -66,9 +66,9 @@ def test_counters_of_the_cuda_library(case: str, program: Path) -> None:
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call is a first one."""
     monkeypatch.setattr(calls.call_table, "table", None)
-    monkeypatch.setattr(calls.call_table, "_latest", None)
+    monkeypatch.setattr(calls.call_table, "latest", None)
     monkeypatch.setattr(calls, "_latest", (calls.Plans(), (None,), None))
-    for module, name in ((calls, "_plain"), (calls, "_general"), (packed_calls, "_packed")):
+    for module, name in ((calls, "_plain"), (calls, "_general"), (calls, "_packed")):
         monkeypatch.setattr(module, name, calls.Plans())
 
 
@@ -102,7 +102,7 @@ def test_a_call_keeps_no_memory(repeats: int, device: str) -> None:
             pool.submit(call).result()
     kept = memory_in_use()
     assert calls._plain
-    assert packed_calls._packed
+    assert calls._packed
     assert [kept[address] for address in kept.keys() - before.keys()] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import attention, attention_varlen
-from sdpa_cutlass.call import binding, call_table, calls, packed_calls, plan_cache, planning
+from sdpa_cutlass.call import binding, call_table, calls, plan_cache, planning
 from tests.library.reference import rand
 
 HOT = 7  # keys of the signature that is used in every step
@@ -34,7 +34,7 @@ def _packed_call(keys: int) -> torch.Tensor:
 CALLS: dict[str, tuple[Callable[[int], torch.Tensor], Callable[[], plan_cache.Plans]]] = {
     "plain": (_plain_call, lambda: calls._plain),
     "general": (_general_call, lambda: calls._general),
-    "packed": (_packed_call, lambda: packed_calls._packed),
+    "packed": (_packed_call, lambda: calls._packed),
 }
 paths = pytest.mark.parametrize("path", CALLS)
 

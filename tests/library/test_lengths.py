@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import attention, attention_varlen, dropout_mask
-from sdpa_cutlass.call import calls, packed_calls, planning
+from sdpa_cutlass.call import calls, planning
 from tests.library.reference import expect_close, rand, torchs_attention
 
 ROWS, KEYS = 40, 70
@@ -212,7 +212,7 @@ def test_a_known_packed_signature_reads_the_new_lengths(monkeypatch: pytest.Monk
     monkeypatch.setattr(planning, "choose", None)  # planning again would fail
     assert torch.equal(attention_varlen(q, k, v, *backwards, ROWS, KEYS), expected)
     assert torch.equal(attention_varlen(q, k, v, *cu_seqlens, ROWS, KEYS), forwards)
-    assert len(packed_calls._packed) == 1
+    assert len(calls._packed) == 1
 
 
 def test_dropout_counts_within_a_sequence(device: str) -> None:

@@ -33,8 +33,6 @@ LEVELS = [
 UPWARD = {
     ("call.calls", "integrations.torch_ops"): "a call that torch records is an operator",
     ("call.calls", "integrations.torch_autograd"): "one that torch differentiates is a node of its graph",
-    ("call.packed_calls", "integrations.torch_autograd"): "the same for packed sequences",
-    ("call.packed_calls", "integrations.varlen_ops"): "the same for packed sequences",
     ("public.merge", "integrations.merge_ops"): "the same for merged results",
 }
 
