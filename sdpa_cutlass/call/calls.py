@@ -196,14 +196,12 @@ def run_general(
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _run_unprepared(options, inputs, _general, signature, is_operator=is_operator)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+    if expects_gradients(query, key, value, sinks):
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window)
         inputs = Inputs(query, key, value, out, attn_mask, seqlens_q, seqlens_k, philox, sinks)
         return _differentiable(options, inputs)
     if attn_mask is not None and attn_mask.requires_grad:
         checks.check_no_grad({"attn_mask": attn_mask})
-    if sinks is not None and sinks.requires_grad:
-        checks.check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(
             out, _given(Inputs(query, key, value, None, attn_mask, seqlens_q, seqlens_k, philox, sinks))
@@ -274,7 +272,7 @@ def _record(options: Options, inputs: Inputs) -> Result:
 
     tensors = (torch_inputs.recordable_tensor(*named) for named in zip(Inputs._fields, inputs, strict=True))
     known, options = Inputs(*tensors), torch_inputs.recordable(options)
-    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value, known.sinks):
         return torch_autograd.transformed(options, known)
     result = torch_ops.traced(options, known)
     return result if inputs.out is None else result._replace(out=inputs.out)
@@ -308,8 +306,7 @@ def _run_unprepared(
     known = torch_inputs.resolved(inputs)
     if known is not inputs:
         inputs, signature = known, None
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled():
+    if expects_gradients(inputs.query, inputs.key, inputs.value, inputs.sinks):
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands
@@ -330,6 +327,16 @@ def _differentiable(options: Options, inputs: Inputs) -> Result:
     from ..integrations import torch_autograd
 
     return torch_autograd.attention(options, inputs)
+
+
+def expects_gradients(query: Any, key: Any, value: Any, sinks: Any) -> bool:
+    """Whether torch records what is computed from these."""
+    return (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+    ) and is_grad_enabled()
 
 
 def is_grad_enabled() -> bool:

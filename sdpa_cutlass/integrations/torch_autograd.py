@@ -1,13 +1,16 @@
-"""Attention as a node of torch's graph: what a call is whose query, key or value requires grad.
+"""Attention as a node of torch's graph: what a call is whose query, key, value or sinks require grad.
 
 A node saves the inputs, out, softmax_lse and what dropout drew from; its backward makes dq, dk and dv by the
-kernels of `call/backward.py`. Eager calls launch straight from here. What torch's dispatcher sees (traced
-calls, torch.func, the operators themselves) launches operators instead, backward included, so that compilers
-can trace both. A second derivative does not exist, and asking for one is refused by name.
+kernels of `call/backward.py`, and dsinks by torch's own operators. Eager calls launch straight from here.
+What torch's dispatcher sees (traced calls, torch.func, the operators themselves) launches operators instead,
+backward included, so that compilers can trace both. A second derivative does not exist, and asking for one is
+refused by name.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Tensors that get no gradient; each may be None."""
+    """Tensors of which only sinks get a gradient; each may be None."""
 
     attn_mask: Any = None
     seqlens_q: Any = None
@@ -74,12 +77,17 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
         query, key, value, *tensors, out, lse = ctx.saved_tensors
         call, rest = ctx.call, Rest(*tensors)
         needs = tuple(ctx.needs_input_grad[1:4])
+        needs_sinks = ctx.needs_input_grad[_INPUTS + Rest._fields.index("sinks")]
         if dout is None:
             dout = torch.zeros_like(out)
         is_differentiated = torch.is_grad_enabled()
         with torch.no_grad():
             results = backward.Results(out, lse, dout, dlse)
-            if call.is_operator:
+            dsinks = sinks_gradient(call, rest, results) if needs_sinks else None
+            grads: Sequence[Any] = (None, None, None)
+            if not any(needs):
+                pass
+            elif call.is_operator:
                 grads = _operators().gradients(call, query, key, value, rest, results, needs)
             else:
                 bound = _bind(call, query, key, value, rest)
@@ -88,10 +96,40 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
                 if call.bounds is not None:
                     grads = tuple(None if grad is None else grad[0] for grad in grads)
         if is_differentiated:
-            grads = tuple(
-                None if grad is None else Once.apply(grad, dout, query, key, value) for grad in grads
-            )
-        return (None, *grads, *(None for _ in rest))
+            grounds = (dout, query, key, value, rest.sinks)
+            recorded = (None if grad is None else Once.apply(grad, *grounds) for grad in (*grads, dsinks))
+            *grads, dsinks = recorded
+        return (None, *grads, *Rest(sinks=dsinks))
+
+
+_INPUTS = 4  # of Attention.forward, before `Rest`
+
+
+def sinks_gradient(call: Call, rest: Rest, results: backward.Results) -> torch.Tensor:
+    """dsinks [Hq] in the dtype of sinks, by torch's operators, in float32 and in an order that is fixed.
+
+    A sink has the weight p = exp(sink - softmax_lse) in each row of its head, and no value:
+    dsink = -sum over rows of p · (rowsum(dout ∘ out) - dlse). Dropout's scale is in `out`.
+    """
+    out, lse, dout, dlse = results
+    delta = (dout.float() * out).sum(-1)  # as lse, or [..., S, H]
+    is_bshd = call.bounds is not None or checks.tensor_layout(call.options.layout) is checks.Layout.BSHD
+    if is_bshd and delta.dim() > 1:
+        delta = delta.transpose(-1, -2)
+    if dlse is not None:
+        delta = delta - dlse
+    heads, seqlen = rest.sinks.shape[0], lse.shape[-1]
+    batch = math.prod(lse.shape[:-2])
+    lse, delta = (tensor.reshape(batch, heads, seqlen) for tensor in (lse, delta))
+    sinks = rest.sinks.float()[:, None]
+    row = torch.arange(seqlen, device=lse.device)
+    counts = lse != -math.inf
+    if rest.seqlens_q is not None:
+        counts = counts & (row < rest.seqlens_q.reshape(-1, 1, 1))
+    if rest.cu_seqlens_q is not None:
+        counts = counts & (row >= rest.cu_seqlens_q[0]) & (row < rest.cu_seqlens_q[-1])
+    terms = torch.where(counts, torch.exp(sinks - lse) * delta, 0)
+    return -terms.sum((0, 2)).to(rest.sinks.dtype)
 
 
 class Once(torch.autograd.Function):  # type: ignore[misc]
@@ -139,7 +177,7 @@ def attention(options: Options, inputs: Inputs, lengths: Lengths | None = None) 
     mask = inputs.attn_mask
     if mask is not None:
         mask = extras.autocast_mask(mask, query)
-    check_no_other_grad(mask, inputs.sinks)
+    check_no_mask_grad(mask)
     packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
     bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
     rest = Rest(mask, inputs.seqlens_q, inputs.seqlens_k, None, inputs.sinks, *packed)
@@ -205,7 +243,7 @@ def recorded(options: Options, inputs: Inputs, lengths: Lengths | None = None) -
         raise UnsupportedError(
             f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
         )
-    check_no_other_grad(inputs.attn_mask, inputs.sinks)
+    check_no_mask_grad(inputs.attn_mask)
     packed = () if lengths is None else (lengths.cu_seqlens_q, lengths.cu_seqlens_k)
     bounds = None if lengths is None else (lengths.max_seqlen_q, lengths.max_seqlen_k)
     rest = Rest(inputs.attn_mask, inputs.seqlens_q, inputs.seqlens_k, inputs.philox, inputs.sinks, *packed)
@@ -214,14 +252,13 @@ def recorded(options: Options, inputs: Inputs, lengths: Lengths | None = None) -
     return out, lse if options.return_lse else no_lse(inputs.query)
 
 
-def check_no_other_grad(attn_mask: Any, sinks: Any) -> None:
-    """Raises UnsupportedError for inputs of which this version makes no gradient."""
-    for name, tensor in (("attn_mask", attn_mask), ("sinks", sinks)):
-        if wants_gradient(tensor):
-            raise UnsupportedError(
-                f"{name} requires grad, and this version makes gradients of query, key and value alone: call "
-                f"it under torch.no_grad() or pass {name}.detach()"
-            )
+def check_no_mask_grad(attn_mask: Any) -> None:
+    """Raises UnsupportedError for a mask that expects a gradient: this version makes none."""
+    if wants_gradient(attn_mask):
+        raise UnsupportedError(
+            "attn_mask requires grad, and this version makes gradients of query, key, value and sinks alone: "
+            "call it under torch.no_grad() or pass attn_mask.detach()"
+        )
 
 
 def _bind(call: Call, query: Any, key: Any, value: Any, rest: Rest) -> Bound:

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor, is_tensor
-from ..call import call_table, calls, checks, extras, outputs, planning, torch_inputs
+from ..call import call_table, calls, extras, outputs, planning, torch_inputs
 from ..call.extras import Extras
 from ..call.plan_cache import Plans
 from ..call.planning import Bound, Inputs, Options, Result, chosen
@@ -155,10 +155,8 @@ def run(
         prepared = signature = None
     if prepared is None:
         return _run_unprepared(options, inputs, lengths, signature, is_operator=is_operator)
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and calls.is_grad_enabled():
+    if calls.expects_gradients(query, key, value, sinks):
         return _differentiable(options, inputs, lengths)
-    if sinks is not None and sinks.requires_grad:
-        checks.check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(out, _given(inputs, lengths))
         calls.increment_version((out,))
@@ -192,7 +190,7 @@ def _record(options: Options, inputs: Inputs, lengths: Lengths) -> Result:
         _upper_bound("max_seqlen_k", torch_inputs.number(lengths.max_seqlen_k)),
     )
     known, options = Inputs(*tensors), torch_inputs.recordable(options)
-    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value, known.sinks):
         return torch_autograd.transformed(options, known, packed)
     result = varlen_ops.traced(options, known, packed)
     return result if inputs.out is None else result._replace(out=inputs.out)
@@ -221,8 +219,7 @@ def _run_unprepared(
     known = torch_inputs.resolved(inputs)
     if known is not inputs:
         inputs, signature = known, None
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and calls.is_grad_enabled():
+    if calls.expects_gradients(inputs.query, inputs.key, inputs.value, inputs.sinks):
         return _differentiable(options, inputs, lengths)
     bound = bind(options, inputs, lengths)
     operands, out = bound.operands, None
