@@ -153,7 +153,7 @@ def _serve(
     if visible.window is not None:
         more["window"] = visible.window
     if sinks is not None:
-        more["sinks"] = sinks.detach()
+        more["sinks"] = sinks
     if visible.end is not None:
         key, value = key[:, :, : visible.end], value[:, :, : visible.end]
     out = api.attention(
