@@ -122,11 +122,9 @@ def sinks_gradient(call: Call, rest: Rest, results: backward.Results) -> torch.T
     batch = math.prod(lse.shape[:-2])
     lse, delta = (tensor.reshape(batch, heads, seqlen) for tensor in (lse, delta))
     sinks = rest.sinks.float()[:, None]
-    row = torch.arange(seqlen, device=lse.device)
-    counts = lse != -math.inf
-    if rest.seqlens_q is not None:
-        counts = counts & (row < rest.seqlens_q.reshape(-1, 1, 1))
+    counts = lse != -math.inf  # what it is in rows beyond a length
     if rest.cu_seqlens_q is not None:
+        row = torch.arange(seqlen, device=lse.device)
         counts = counts & (row >= rest.cu_seqlens_q[0]) & (row < rest.cu_seqlens_q[-1])
     terms = torch.where(counts, torch.exp(sinks - lse) * delta, 0)
     return -terms.sum((0, 2)).to(rest.sinks.dtype)

@@ -12,10 +12,10 @@ Arguments, shapes and errors are those of `sdpa_cutlass.attention`; `causal` is 
 "bottom_right", `family` "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no
 elements unless `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A
 traced call of `attention` draws it with torch.randint in front of the operator. attention_forward is
-differentiable in query, key and value (torch_autograd.py); other inputs that require grad, and all in forward
-mode, are refused. Importing this module registers the operators; the package does so itself when a public
-function is traced. Eager calls of the public functions do not come through here: the dispatcher costs more
-than the rest of the call.
+differentiable in query, key, value and sinks (torch_autograd.py); other inputs that require grad, and all in
+forward mode, are refused. Importing this module registers the operators; the package does so itself when a
+public function is traced. Eager calls of the public functions do not come through here: the dispatcher costs
+more than the rest of the call.
 """
 
 from __future__ import annotations
