@@ -181,9 +181,7 @@ def run_general(
             pass
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or (
-        (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled()
-    ):
+    if prepared is None or expects_gradients(query, key, value, sinks):
         return _run_in_full(
             Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window),
             Inputs(
@@ -197,8 +195,6 @@ def run_general(
         )
     if attn_mask is not None and attn_mask.requires_grad:
         check_no_grad({"attn_mask": attn_mask})
-    if sinks is not None and sinks.requires_grad:
-        check_no_grad({"sinks": sinks})
     is_new = philox is None and prepared is not call_table.latest
     if out is not None or is_new:
         inputs = Inputs(
@@ -277,16 +273,12 @@ def run_packed(
             pass
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or (
-        (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled()
-    ):
+    if prepared is None or expects_gradients(query, key, value, sinks):
         if cu_seqlens_q is None:  # else it would be a call without lengths
             as_tensor("cu_seqlens_q", None)
         return _run_in_full(
             options, inputs, _packed, signature, prepared, is_seen=is_seen, is_operator=is_operator
         )
-    if sinks is not None and sinks.requires_grad:
-        check_no_grad({"sinks": sinks})
     if out is not None:
         outputs.check_known_out(out, _read(inputs))
         torch_hooks.increment_version((out,))
@@ -357,8 +349,7 @@ def _run_in_full(
     known = torch_inputs.resolved(inputs)
     if known is not inputs:
         inputs, signature = known, None
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch_hooks.is_grad_enabled():
+    if expects_gradients(inputs.query, inputs.key, inputs.value, inputs.sinks):
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands
@@ -381,10 +372,20 @@ def _record(options: Options, inputs: Inputs) -> Result:
     if torch_hooks.is_dynamo_compiling():
         return torch_ops.traced(options, inputs)
     options, known = torch_inputs.recordable(options), torch_inputs.recordable_inputs(inputs)
-    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value):
+    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value, known.sinks):
         return torch_autograd.transformed(options, known)
     result = torch_ops.traced(options, known)
     return result if inputs.out is None else result._replace(out=inputs.out)
+
+
+def expects_gradients(query: Any, key: Any, value: Any, sinks: Any) -> bool:
+    """Whether torch records what is computed from these."""
+    return (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+    ) and torch_hooks.is_grad_enabled()
 
 
 def _differentiable(options: Options, inputs: Inputs) -> Result:

@@ -48,6 +48,7 @@ def no_lse(query: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.float32, device=query.device)
 
 
+_DIFFERENTIABLE = frozenset({"query", "key", "value", "sinks"})
 _BACKENDS = frozenset({torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA})
 
 
@@ -55,14 +56,17 @@ def _autograd(op: Any, backend_kernel: Any, differentiable: Any = None) -> Any:
     """A kernel that refuses what torch would differentiate, and hands everything else on.
 
     To the backend's kernel if that comes next: the dispatcher would take longer than the rest of the call.
-    `differentiable`, if given, takes the arguments of calls whose query, key or value requires grad.
+    `differentiable`, if given, takes the arguments of calls of which an input requires grad that has one.
     """
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             tensors = _tensors_of(names, args)
-            if differentiable is not None and any(tensor.requires_grad for tensor in args[:3]):
+            is_asked = any(
+                name in _DIFFERENTIABLE and tensor.requires_grad for name, tensor in tensors.items()
+            )
+            if differentiable is not None and is_asked:
                 _check_no_tangents(tensors)
                 if torch.is_grad_enabled():
                     _check_no_transform(names)
@@ -113,7 +117,7 @@ def _check_no_tangents(tensors: dict[str, torch.Tensor]) -> None:
 def define(name: str, schema: str, kernel: Any, fake: Any, differentiable: Any = None) -> Any:
     """Defines torch.ops.sdpa_cutlass.`name`, which autocast leaves alone, and gives it back.
 
-    `differentiable`: what a call is whose query, key or value requires grad. By default it is refused.
+    `differentiable`: what a call is whose query, key, value or sinks require grad. By default it is refused.
     """
     _library.define(f"{name}{schema}", tags=_TAGS)
     op = getattr(torch.ops.sdpa_cutlass, name).default

@@ -1,13 +1,16 @@
-"""Attention as a node of torch's graph: what a call is whose query, key or value requires grad.
+"""Attention as a node of torch's graph: what a call is whose query, key, value or sinks require grad.
 
 A node saves the inputs, out, softmax_lse and what dropout drew from; its backward makes dq, dk and dv by the
-kernels of `call/backward.py`. Eager calls launch straight from here. What torch's dispatcher sees (traced
-calls, torch.func, the operators themselves) launches operators instead, backward included, so that compilers
-can trace both. A second derivative does not exist, and asking for one is refused by name.
+kernels of `call/backward.py`, and dsinks by torch's own operators. Eager calls launch straight from here.
+What torch's dispatcher sees (traced calls, torch.func, the operators themselves) launches operators instead,
+backward included, so that compilers can trace both. A second derivative does not exist, and asking for one is
+refused by name.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +37,9 @@ _SAVED = tuple(
     for name in Inputs._fields
     if name not in ("query", "key", "value", "out", "max_seqlen_q", "max_seqlen_k")
 )
-"""The tensors of a call that get no gradient, in the order of a node's arguments."""
+"""The other tensors of a call, in the order of a node's arguments. Of these, sinks get a gradient."""
+
+_FIRST_SAVED = 4  # among the arguments of a node
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch does not type
@@ -64,23 +69,54 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         query, key, value, *tensors, out, lse = ctx.saved_tensors
         call = ctx.call
-        needs = tuple(ctx.needs_input_grad[1:4])
+        needs = tuple(ctx.needs_input_grad[1:_FIRST_SAVED])
+        needs_sinks = ctx.needs_input_grad[_FIRST_SAVED + _SAVED.index("sinks")]
         if dout is None:
             dout = torch.zeros_like(out)
         is_differentiated = torch.is_grad_enabled()
         with torch.no_grad():
             results = backward.Results(out, lse, dout, dlse)
             inputs = _inputs(call, query, key, value, *tensors)
-            if call.is_operator:
+            dsinks = sinks_gradient(call.options, inputs, results) if needs_sinks else None
+            grads: Sequence[Any] = (None, None, None)
+            if not any(needs):
+                pass
+            elif call.is_operator:
                 grads = backward_ops.gradients(call.options, inputs, results, needs)
             else:
                 bound = binding.bind(call.options, inputs)
                 grads = backward.gradients(bound, (query, key, value), results, inputs.philox, needs)
         if is_differentiated:
-            grads = tuple(
-                None if grad is None else Once.apply(grad, dout, query, key, value) for grad in grads
-            )
-        return (None, *grads, *(None for _ in tensors))
+            grounds = (dout, query, key, value, inputs.sinks)
+            recorded = (None if grad is None else Once.apply(grad, *grounds) for grad in (*grads, dsinks))
+            *grads, dsinks = recorded
+        return (None, *grads, *(dsinks if name == "sinks" else None for name in _SAVED))
+
+
+def sinks_gradient(options: Options, inputs: Inputs, results: backward.Results) -> torch.Tensor:
+    """dsinks [Hq] in the dtype of sinks, by torch's operators, in float32 and in an order that is fixed.
+
+    A sink has the weight p = exp(sink - softmax_lse) in each row of its head, and no value:
+    dsink = -sum over rows of p · (rowsum(dout ∘ out) - dlse). Dropout's scale is in `out`.
+    """
+    out, lse, dout, dlse = results
+    delta = (dout.float() * out).sum(-1)  # as lse, or [..., S, H]
+    is_packed = inputs.form is Form.PACKED
+    is_bshd = is_packed or checks.tensor_layout(options.layout) is checks.Layout.BSHD
+    if is_bshd and delta.dim() > 1:
+        delta = delta.transpose(-1, -2)
+    if dlse is not None:
+        delta = delta - dlse
+    heads, seqlen = inputs.sinks.shape[0], lse.shape[-1]
+    batch = math.prod(lse.shape[:-2])
+    lse, delta = (tensor.reshape(batch, heads, seqlen) for tensor in (lse, delta))
+    sinks = inputs.sinks.float()[:, None]
+    counts = lse != -math.inf  # what it is in rows beyond a length
+    if is_packed:
+        row = torch.arange(seqlen, device=lse.device)
+        counts = counts & (row >= inputs.cu_seqlens_q[0]) & (row < inputs.cu_seqlens_q[-1])
+    terms = torch.where(counts, torch.exp(sinks - lse) * delta, 0)
+    return -terms.sum((0, 2)).to(inputs.sinks.dtype)
 
 
 class Once(torch.autograd.Function):  # type: ignore[misc]
@@ -128,7 +164,7 @@ def attention(options: Options, inputs: Inputs) -> Result:
     mask = inputs.attn_mask
     if mask is not None:
         mask = extras.autocast_mask(mask, query)
-    check_no_other_grad(mask, inputs.sinks)
+    check_no_mask_grad(mask)
     known = inputs._replace(query=query, key=key, value=value, attn_mask=mask, philox=None)
     call = Call(options, _bounds(inputs), None, is_operator=False)
     with torch.no_grad():
@@ -191,20 +227,19 @@ def recorded(options: Options, inputs: Inputs) -> tuple[Any, Any]:
         raise UnsupportedError(
             f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
         )
-    check_no_other_grad(inputs.attn_mask, inputs.sinks)
+    check_no_mask_grad(inputs.attn_mask)
     call = Call(options, _bounds(inputs), None, is_operator=True)
     out, lse = Attention.apply(call, *_tensors(inputs))
     return out, lse if options.return_lse else no_lse(inputs.query)
 
 
-def check_no_other_grad(attn_mask: Any, sinks: Any) -> None:
-    """Raises UnsupportedError for inputs of which this version makes no gradient."""
-    for name, tensor in (("attn_mask", attn_mask), ("sinks", sinks)):
-        if wants_gradient(tensor):
-            raise UnsupportedError(
-                f"{name} requires grad, and this version makes gradients of query, key and value alone: call "
-                f"it under torch.no_grad() or pass {name}.detach()"
-            )
+def check_no_mask_grad(attn_mask: Any) -> None:
+    """Raises UnsupportedError for a mask that expects a gradient: this version makes none."""
+    if wants_gradient(attn_mask):
+        raise UnsupportedError(
+            "attn_mask requires grad, and this version makes gradients of query, key, value and sinks alone: "
+            "call it under torch.no_grad() or pass attn_mask.detach()"
+        )
 
 
 def _bounds(inputs: Inputs) -> tuple[Any, Any] | None:

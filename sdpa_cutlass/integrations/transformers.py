@@ -96,8 +96,6 @@ def attention_forward(
     detail: object = None
     if reason is None:
         reason = refusal(_served, query, key, value, visible.keys, dropout, False)
-    if reason is None and sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
-        reason = "requires grad"
     if reason is None:
         if attention_mask is None and query.shape[2] > 1:
             causes = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -156,7 +154,7 @@ def _serve(
     if visible.window is not None:
         more["window"] = visible.window
     if sinks is not None:
-        more["sinks"] = sinks.detach()
+        more["sinks"] = sinks
     if visible.end is not None:
         key, value = key[:, :, : visible.end], value[:, :, : visible.end]
     out = api.attention(

@@ -27,6 +27,7 @@ def check(
     query: Any,
     key: Any,
     value: Any,
+    sinks: Any,
     layout: Layout | str,
     *,
     out_dtype: Any,
@@ -58,6 +59,7 @@ def check(
     if not torch_hooks.is_dynamo_compiling():  # there, the operators check the rest
         check_no_grad(
             {"query": query, "key": key, "value": value, "accumulate[0]": out, "accumulate[1]": lse}
+            | ({"sinks": sinks} if is_tensor(sinks) else {})
         )
         merging.check_readable(merging.read([_heads_first(out, layout)], [lse], None, None))
     return out, lse

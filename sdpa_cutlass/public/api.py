@@ -195,7 +195,7 @@ def attention(
             is_plain = False
             not_with = {"out": out, "softmax_lse": softmax_lse, "stream": stream}
             accumulate = accumulating.check(
-                accumulate, query, key, value, layout, out_dtype=out_dtype, not_with=not_with
+                accumulate, query, key, value, sinks, layout, out_dtype=out_dtype, not_with=not_with
             )
         else:
             accumulating.refuse_dtype(out_dtype, query)

@@ -102,6 +102,11 @@ def bad_pairs() -> dict[str, tuple[Any, type[Exception], str]]:
             UnsupportedError,
             r"accumulate\[0\] requires grad",
         ),
+        "gradients of sinks": (
+            {"accumulate": (out, lse), "sinks": rand(4).requires_grad_()},
+            UnsupportedError,
+            "sinks requires grad",
+        ),
         "out_dtype": (
             {"accumulate": (out, lse), "out_dtype": torch.float16},
             ArgumentError,

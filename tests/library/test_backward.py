@@ -111,6 +111,127 @@ def test_a_gradient_of_one_number_and_of_lse(device: str) -> None:
     close(gradients(lse, leaves[:2]), gradients(wanted, leaves[:2]))
 
 
+def exact_with_sinks(
+    tensors: list[torch.Tensor],
+    sinks: torch.Tensor,
+    seen: torch.Tensor,
+    keep: Any = None,
+    p_dropout: float = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) in float64 of q, k and v [B, H, S, D] as many heads each; `seen` [..., Sq, Sk]."""
+    q, k, v = (tensor.double() for tensor in tensors)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    column = sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)
+    scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :-1]
+    if keep is not None:
+        weights = weights * torch.as_tensor(keep).to(weights) / (1 - p_dropout)
+    return weights @ v, scores.logsumexp(-1)
+
+
+SINKS = (0.5, -2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_gradients_of_sinks(device: str, dtype: torch.dtype, with_lse: bool) -> None:
+    """Seven rows see no key: their softmax_lse is the sink."""
+    q, k, v = inputs(2, 2, 40, D, device=device)
+    k, v = (tensor[:, :, :33].detach().requires_grad_() for tensor in (k, v))
+    sinks = torch.tensor(SINKS, device=device, dtype=dtype, requires_grad=True)
+    leaves = [q, k, v, sinks]
+    seen = torch.ones(40, 33, dtype=torch.bool, device=device).tril(-7)
+    wanted = exact_with_sinks(leaves[:3], sinks, seen)[: 1 + with_lse]
+    found = attention(*leaves[:3], causal="bottom_right", sinks=sinks, return_lse=True)[: 1 + with_lse]
+    grads, exact_grads = (
+        torch.autograd.grad([of_sum(one) for one in both], leaves) for both in (found, wanted)
+    )
+    assert grads[3].dtype is dtype
+    close(grads, exact_grads)
+
+
+def of_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """A number that depends on every element."""
+    return (tensor.double() * torch.linspace(-1, 1, tensor.numel()).reshape(tensor.shape).to(tensor)).sum()
+
+
+def test_gradients_of_sinks_alone(device: str) -> None:
+    """No kernel runs in the backward; layouts, ranks and repeats give the same bits."""
+    q, k, v = (leaf.detach() for leaf in inputs(2, 2, 33, D, device=device))
+    sinks = torch.tensor(SINKS, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(exact_with_sinks([q, k, v], sinks, torch.tensor(True))[0].sum(), sinks)
+    found = [torch.autograd.grad(attention(q, k, v, sinks=sinks).sum(), sinks)[0] for _ in range(2)]
+    close(found[:1], [wanted])
+    bshd = [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)]
+    (grad,) = torch.autograd.grad(attention(*bshd, layout="bshd", sinks=sinks).sum(), sinks)
+    five = [tensor[None] for tensor in (q, k, v)]
+    (of_five,) = torch.autograd.grad(attention(*five, sinks=sinks).sum(), sinks)
+    assert all(torch.equal(found[0], other) for other in (found[1], grad, of_five))
+
+
+def test_gradients_of_sinks_with_lengths_and_dropout(device: str) -> None:
+    """Rows beyond a length count nothing, whatever their gradient is; nor do rows of no sequence."""
+    q, k, v = (leaf.detach() for leaf in inputs(2, 2, 40, D, device=device))
+    sinks = torch.tensor(SINKS, device=device, requires_grad=True)
+    lengths_q, lengths_k = [31, 40], [40, 7]
+    rows, keys = (torch.tensor(x, dtype=torch.int32, device=device) for x in (lengths_q, lengths_k))
+    given = {"sinks": sinks, "p_dropout": 0.3, "return_lse": True, "return_philox": True}
+    out, lse, philox = attention(q, k, v, seqlens_q=rows, seqlens_k=keys, **given)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    keep = torch.as_tensor(sdpa_cutlass.dropout_mask(2, 2, 40, 40, 0.3, philox)).to(device)
+    column = torch.arange(40, device=device)
+    seen = (column < keys[:, None])[:, None, None]
+    exact_out, exact_lse = exact_with_sinks([q, k, v], sinks, seen, keep, 0.3)
+    counts = (column < rows[:, None])[:, None]
+    grads_of = ((dout * counts[..., None]).double(), (dlse * counts).double())
+    wanted = torch.autograd.grad((exact_out, exact_lse), sinks, grads_of)
+    dout[0, :, 31:], dlse[0, :, 31:] = torch.nan, torch.nan
+    close(torch.autograd.grad((out, lse), sinks, (dout, dlse)), wanted)
+
+    cu = torch.tensor([2, 10, 10, 30], dtype=torch.int32, device=device)
+    packed = [tensor[0].transpose(0, 1) for tensor in (q, k, v)]
+    out, lse = attention_varlen(*packed, cu, cu, 40, 40, sinks=sinks, return_lse=True)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    owner = torch.bucketize(column, cu[1:], right=True)
+    counts = (column >= 2) & (column < 30)
+    seen = (owner[:, None] == owner) & counts & counts[:, None]
+    exact_out, exact_lse = exact_with_sinks([tensor[0] for tensor in (q, k, v)], sinks, seen)
+    grads_of = ((dout * counts[:, None, None]).transpose(0, 1).double(), (dlse * counts).double())
+    wanted = torch.autograd.grad((exact_out, exact_lse), sinks, grads_of)
+    dout[30:], dlse[:, 30:], dout[:2], dlse[:, :2] = (torch.nan,) * 4
+    close(torch.autograd.grad((out, lse), sinks, (dout, dlse)), wanted)
+
+
+def test_compiled_gradients_of_sinks(device: str) -> None:
+    leaves = inputs(1, 2, 40, D, device=device)
+    leaves.append(torch.tensor(SINKS, device=device, requires_grad=True))
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v, causal="top_left", sinks=sinks) * 2
+
+    def run_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        cu = torch.tensor([0, 5, 40], dtype=torch.int32, device=device)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
+        return attention_varlen(q, k, v, cu, cu, 40, 40, sinks=sinks)
+
+    for function in (run, run_packed):
+        wanted = gradients(function(*leaves), leaves)
+        found = gradients(torch.compile(function, backend="aot_eager", fullgraph=True)(*leaves), leaves)
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other)
+    (of_operator,) = torch.autograd.grad(
+        torch.ops.sdpa_cutlass.attention_forward(
+            *leaves[:3], None, None, None, None, leaves[3], return_lse=True
+        )[0].sum(),
+        leaves[3],
+    )
+    (eager,) = torch.autograd.grad(attention(*leaves[:3], sinks=leaves[3]).sum(), leaves[3])
+    assert torch.equal(of_operator, eager)
+    q, k, v = (leaf.detach() for leaf in leaves[:3])
+    found = torch.func.grad(lambda sinks: attention(q, k, v, sinks=sinks).sum())(leaves[3].detach())
+    assert torch.equal(found, eager)
+
+
 def test_only_what_is_asked_for(device: str) -> None:
     q, k, v = inputs(1, 2, 33, D, device=device)
     wanted = gradients(exact(q, k, v), [v])
@@ -242,9 +363,6 @@ def test_what_has_no_gradient_is_refused_by_name(device: str) -> None:
         attention(q, k, v, attn_mask=mask)
     with pytest.raises(UnsupportedError, match="attn_mask requires grad"):
         attention(*plain, attn_mask=mask)
-    sinks = torch.zeros(2, device=device).requires_grad_()
-    with pytest.raises(UnsupportedError, match="sinks requires grad"):
-        attention(q, k, v, sinks=sinks)
     with pytest.raises(UnsupportedError, match="out is given and an input requires grad"):
         attention(q, k, v, out=torch.empty_like(plain[0]))
     with pytest.raises(UnsupportedError, match="unfused has no backward pass"):

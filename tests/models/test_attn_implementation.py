@@ -246,3 +246,17 @@ def test_a_compiled_model_agrees(device: str, usage: Any) -> None:
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=0)
     assert graphs[-1].count("torch.ops.sdpa_cutlass.") == LAYERS
     torch._dynamo.reset()
+
+
+def test_sinks_get_gradients(device: str, usage: Any) -> None:
+    """As the eager attention of the model's file gives them, in float32."""
+    model = zoo.gpt_oss(GROUPED, window=WINDOW).to(device)
+    batch = {name: value.to(device) for name, value in zoo.token_batch(LENGTHS, Padding.NONE).items()}
+    grads = []
+    for attention, dtype in (("eager", torch.float32), (hook.SECOND_NAME, torch.float16)):
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        model.to(dtype)(**batch).logits.float().square().mean().backward()
+        grads.append(torch.stack([layer.self_attn.sinks.grad.float() for layer in model.model.layers]))
+    assert (usage.served, usage.fallbacks) == (LAYERS, {})
+    torch.testing.assert_close(*grads, atol=0.02 * grads[0].abs().max().item(), rtol=0.02)
