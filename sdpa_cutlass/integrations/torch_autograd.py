@@ -17,6 +17,7 @@ import torch
 
 from ..call import backward, binding, calls, checks, extras, plan_cache, planning, rng
 from ..call.arguments import Form, Inputs, Options, Result
+from ..call.operands import Layout
 from ..errors import UnsupportedError
 from ..library.registry import Family
 from . import backward_ops
@@ -102,7 +103,7 @@ def sinks_gradient(options: Options, inputs: Inputs, results: backward.Results) 
     out, lse, dout, dlse = results
     delta = (dout.float() * out).sum(-1)  # as lse, or [..., S, H]
     is_packed = inputs.form is Form.PACKED
-    is_bshd = is_packed or checks.tensor_layout(options.layout) is checks.Layout.BSHD
+    is_bshd = is_packed or checks.tensor_layout(options.layout) is Layout.BSHD
     if is_bshd and delta.dim() > 1:
         delta = delta.transpose(-1, -2)
     if dlse is not None:

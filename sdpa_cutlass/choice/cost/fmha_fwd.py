@@ -88,9 +88,8 @@ class _Work:
         units = (self.mma, self.softmax, self.smem)
         busy = max(units) + _OVERLAP_LOSS * (sum(units) - max(units))
         alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
-        loaded = (
-            4 * ceil_div(resident * self.warps, 4) / self.warps
-        )  # CTAs, by the scheduler with the most warps
+        # CTAs, at the scheduler with most warps
+        loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps
         return max(busy * loaded, self.l2 * resident, alone)
 
 
