@@ -308,8 +308,8 @@ def _read(inputs: Inputs) -> dict[str, Any]:
     if inputs.cu_seqlens_q is not None:
         found["cu_seqlens_q"], found["cu_seqlens_k"] = inputs.cu_seqlens_q, inputs.cu_seqlens_k
     for name in ("attn_mask", "seqlens_q", "seqlens_k", "sinks"):
-        if getattr(inputs, name) is not None:
-            found[name] = getattr(inputs, name)
+        if (value := getattr(inputs, name)) is not None:
+            found[name] = value
     if inputs.philox is not None and is_tensor(inputs.philox):
         found["philox"] = inputs.philox
     return found
