@@ -355,7 +355,7 @@ def _run_in_full(
         or key.requires_grad
         or value.requires_grad
         or (inputs.sinks is not None and inputs.sinks.requires_grad)
-    ) and is_grad_enabled():
+    ) and torch_hooks.is_grad_enabled():
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands

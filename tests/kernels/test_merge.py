@@ -57,7 +57,7 @@ def check(
 @pytest.mark.parametrize("others", [0.0, -INF, INF, math.nan], ids=str)
 @pytest.mark.parametrize("where", ["first", "last", "sink"])
 def test_infinity_and_nan_go_on_as_in_float64(special: float, others: float, where: str, device: str) -> None:
-    outs, lses = parts(3, (1, 2, 3, 16), device=device)
+    outs, lses = parts(3, (2, 2, 4, 16), device=device)
     sinks = None
     for lse in lses:
         lse[0, 0, 1] = others

@@ -178,7 +178,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "= attends ? pair : 0u;",
         "= pair;",
         "keys beyond a length have gradients",
-        Check.IDENTITIES,
+        Check.NUMERICS,
     ),
     _backward(
         "too_many_rows_are_stored",

@@ -48,7 +48,7 @@ _GENERAL = (
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.HOPPER_GENERAL: _GENERAL,
-    Kernels.DROPOUT: (*_GENERAL, "test_dropout.py"),
+    Kernels.DROPOUT: ("test_dropout.py", "test_large_scores.py", *_GENERAL),
     Kernels.COMBINE: ("test_merge.py",),
     Kernels.QUANTIZED: (
         "test_quantized_model.py",
@@ -71,6 +71,12 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_bank_conflicts.py",
     ),
 }
+_FIRST: dict[Check, tuple[str, ...]] = {
+    Check.IDENTITIES: ("test_limits.py", "test_operand_strides.py", "test_hidden_keys.py"),
+    Check.GUARD_PAGES: ("test_guard_pages.py",),
+    Check.BANKS: ("test_bank_conflicts.py",),
+}
+"""Which files find most of the mutants of a check: they run before the others."""
 # Split kernels take seconds for some of their tests: one layout, some of the row counts and, for the slowest,
 # one kind of causal mask are enough here.
 _SPLIT = (
@@ -143,7 +149,10 @@ def probe(
         return _probe_engine(library)
     record = library.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
-    tests = [str(ROOT / "tests" / "kernels" / name) for name in _TESTS.get(kernels, _PLAIN)]
+    names = list(dict.fromkeys(_TESTS.get(kernels, _PLAIN)))
+    if stop_at in _FIRST and kernels is not Kernels.SPLIT:
+        names.sort(key=lambda name: name not in _FIRST[stop_at])
+    tests = [str(ROOT / "tests" / "kernels" / name) for name in names]
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider"]
     arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
     if stop_at is not None:
