@@ -79,7 +79,7 @@ MUTANTS = (
         name="sinks_count_rows_of_no_sequence",
         defect="rows behind the last packed sequence have a share in the gradient of sinks",
         file="integrations/torch_autograd.py",
-        old="& (row < rest.cu_seqlens_q[-1])",
+        old="& (row < inputs.cu_seqlens_q[-1])",
         new="",
         tests="tests/library/test_backward.py::test_gradients_of_sinks_with_lengths_and_dropout",
     ),
