@@ -82,7 +82,7 @@ def test_keywords_have_one_order(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "form"), [(calls.run_general, PADDED), (calls.run_packed, PACKED)], ids=lambda one: str(one)
+    ("function", "form"), [(calls.run_general, PADDED), (calls.run_packed, PACKED)], ids=["padded", "packed"]
 )
 def test_a_call_hands_on_what_is_listed(function: Callable[..., Any], form: Form) -> None:
     """In the order of the records, all options among them."""
