@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks.models.case import Run
-from tests.models.zoo import Padding
-
-PAD = 0
-
-
-def token_batch(
-    lengths: Sequence[int], padding: Padding, *, vocabulary: int, seed: int = 0
-) -> dict[str, torch.Tensor]:
-    """input_ids [B, longest] and, where there is padding, attention_mask.
-
-    Without padding every sequence has the longest one's length.
-    """
-    longest = max(lengths)
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(PAD + 1, vocabulary, (len(lengths), longest), generator=generator)
-    if padding is Padding.NONE:
-        return {"input_ids": ids}
-    position = torch.arange(longest)
-    if padding is Padding.LEFT:
-        position = position.flip(0)
-    kept = position < torch.tensor(lengths)[:, None]
-    return {"input_ids": ids.masked_fill(~kept, PAD), "attention_mask": kept.long()}
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

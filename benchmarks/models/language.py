@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.models.case import Case, Mode, of_transformers, scores_of_models
-from benchmarks.models.inputs import PAD, generation_run, text_run, token_batch
+from benchmarks.models.inputs import generation_run, text_run
 from tests.models.generation import CACHES
-from tests.models.zoo import Padding
+from tests.models.zoo import PAD, Padding, token_batch
 
 SMALL_VOCABULARY = 101
 LARGE_LENGTHS = (2048, 1500, 1025, 333)

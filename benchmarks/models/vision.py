@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.models.case import Case, of_transformers, scores_of_models, seeded
 from benchmarks.models.diffusion import LARGE, SMALL, Blocks
-from benchmarks.models.inputs import normal, tensor_run, token_batch
-from tests.models.zoo import Padding
+from benchmarks.models.inputs import normal, tensor_run
+from tests.models.zoo import Padding, token_batch
 
 
 def vit(device: str, *, small: bool) -> Iterator[Case]:

@@ -175,14 +175,16 @@ def _seeded(model: Callable[[Any], torch.nn.Module], config: Any) -> torch.nn.Mo
         return model(config).eval()
 
 
-def token_batch(lengths: Sequence[int], padding: Padding, *, seed: int = 0) -> dict[str, torch.Tensor]:
-    """input_ids and, where there is padding, attention_mask of sequences with `lengths` tokens.
+def token_batch(
+    lengths: Sequence[int], padding: Padding, *, vocabulary: int = VOCABULARY, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """input_ids [B, longest] and, where there is padding, attention_mask of sequences with `lengths` tokens.
 
     Without padding, every sequence has the longest one's length.
     """
     longest = max(lengths)
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(PAD + 1, VOCABULARY, (len(lengths), longest), generator=generator)
+    ids = torch.randint(PAD + 1, vocabulary, (len(lengths), longest), generator=generator)
     if padding is Padding.NONE:
         return {"input_ids": ids}
     position = torch.arange(longest)
