@@ -183,7 +183,7 @@ def test_a_process_ends_with_its_children_and_keeps_its_last_words(tmp_path: Pat
         "import subprocess, sys; print('hello', flush=True); "
         "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     )
-    ended = run_process(Job("p", "n", [sys.executable, "-c", code], 1), 1)
+    ended = run_process(Job("p", "n", [sys.executable, "-c", code], 5), 5)
     assert ended.status is None
     assert ended.output == "hello\n"
     assert ended.end - ended.start < 30

@@ -25,8 +25,8 @@ from benchmarks.models.machine import Machine
 from benchmarks.models.measure import Plan, Subject, subject
 from benchmarks.models.quantised import QuantisedRow, distance
 from benchmarks.quantised_data import CONTRACTS
-from sdpa_cutlass.integrations import quantising
 from sdpa_cutlass.library.registry import Precision
+from sdpa_cutlass.public import api
 from tests.models import encoder, zoo
 from tests.models.agreement import exact_attention, in_float32
 from tests.models.zoo import Padding, Size
@@ -115,12 +115,12 @@ def test_twice_the_contract_would_be_noticed(name: str) -> None:
 
 def test_a_wrong_scale_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantised calls with a softmax_scale that is off by a tenth: both verdicts say so."""
-    right = quantising.api.attention
+    right = api.attention
 
     def wrong(query: torch.Tensor, *inputs: Any, **options: Any) -> Any:
         return right(query * 1.1, *inputs, **options)
 
-    monkeypatch.setattr(quantising.api, "attention", wrong)
+    monkeypatch.setattr(api, "attention", wrong)
     (row,) = quantised.rows(case_of("llama"), Machine(), PLAN, Precision.INT8, 1)
     assert not row.heads_hold
     assert not row.holds

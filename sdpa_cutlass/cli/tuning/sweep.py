@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REPEATS = 25
 BUDGET_S = 0.06  # of GPU time for each kernel of a problem
-SURE_CANDIDATES = 6
+SURE_CANDIDATES = 7
 HOPEFUL = 1.5  # times the cost model's best: what it holds to be slower than that is not tried
 
 
