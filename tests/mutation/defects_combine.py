@@ -171,7 +171,7 @@ COMBINES: tuple[Mutant, ...] = (
         "bidb * stride[0] + bidh * stride[1] + row * stride[2];",
         "bidb * stride[0] + bidh * stride[1] + (row ^ 1) * stride[2];",
         "rows change places in lse and out alike, and lse is stored where it belongs",
-        Check.NUMERICS,
+        Check.LSE,
     ),
     _combine(
         "batch_and_head_change_places",
