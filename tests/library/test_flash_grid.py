@@ -161,7 +161,7 @@ def test_deterministic(suite: Suite, is_causal: bool, is_local: bool) -> None:
 def test_large_scores(device: str, seqlen: int, head_dim: int, is_causal: bool) -> None:
     """FlashAttention's bwd_overflow: q of size 5, k and v of size 3; 5 times torch's error and 1e-3 there."""
     suite = Suite(
-        name="overflow", head_dims=(), sizes=(), batch=2, heads=5, heads_kv=(5,), slack=1e-3,
+        name="overflow", head_dims=(), sizes=(), batch=2, heads=5, heads_kv=(5,), slack=2e-3,
         magnitudes=(5.0, 3.0, 3.0),
     )  # fmt: skip
     case = Case(torch.float16, head_dim, (seqlen, seqlen), 5, "q", is_causal, False, 0.0)
