@@ -325,6 +325,7 @@ def test_compiled_packed_gradients(device: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.14's own
 def test_operators_pass_opcheck(device: str) -> None:
     leaves = inputs(1, 2, 33, D, device=device)
     torch.library.opcheck(
@@ -404,7 +405,7 @@ class Block(torch.nn.Module):
 
 
 def train(model: torch.nn.Module, x: torch.Tensor, steps: int) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     losses = []
     torch.manual_seed(3)
     for _ in range(steps):
@@ -429,4 +430,4 @@ def test_a_model_trains_to_the_same_bits(device: str) -> None:
     assert (usage.served, usage.fallbacks) == (10, {})
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(one, other) for one, other in zip(runs[0][1], runs[1][1], strict=True))
-    assert min(runs[0][0]) < runs[0][0][0]
+    assert runs[0][0][-1] < runs[0][0][0]
