@@ -33,6 +33,7 @@ from tests.library.flash_grid import (
     operands,
     sample,
 )
+from tests.library.torch_features import HAS_ENABLE_GQA
 
 HOST_PAIRS = 128 * 513  # of a row and a key, in the largest shape on the host
 HOST_WORK = 2**14  # pairs of all heads of all sequences, where a shape allows so few
@@ -159,10 +160,13 @@ def test_deterministic(suite: Suite, is_causal: bool, is_local: bool) -> None:
 @pytest.mark.parametrize("head_dim", [16, 32, 64])
 @pytest.mark.parametrize("seqlen", [1, 2, 5, 17, 128])
 def test_large_scores(device: str, seqlen: int, head_dim: int, is_causal: bool) -> None:
-    """FlashAttention's bwd_overflow: q of size 5, k and v of size 3; 5 times torch's error and 1e-3 there."""
+    """FlashAttention's bwd_overflow: q of size 5, k and v of size 3; 5 times torch's error and 1e-3 there.
+
+    Torch 2.4's own error is smaller here, and dq exceeds twice of it by 1.1e-3.
+    """
     suite = Suite(
-        name="overflow", head_dims=(), sizes=(), batch=2, heads=5, heads_kv=(5,), slack=2e-3,
-        magnitudes=(5.0, 3.0, 3.0),
+        name="overflow", head_dims=(), sizes=(), batch=2, heads=5, heads_kv=(5,),
+        slack=1e-3 if HAS_ENABLE_GQA else 2e-3, magnitudes=(5.0, 3.0, 3.0),
     )  # fmt: skip
     case = Case(torch.float16, head_dim, (seqlen, seqlen), 5, "q", is_causal, False, 0.0)
     assert not broken(suite, case, device, batch=2, heads=5)
