@@ -28,7 +28,7 @@ class Kernels(Enum):
     GENERAL = ("d32_m64n64_s2_w4_f16_general",)
     """Masks, lengths and smaller head_dims."""
     DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
-    SPLIT = ("d64_m16n64_s1_w4_g4_f16_general_split",)
+    SPLIT = ("d32_m16n32_s1_w4_g4_f16_general_split",)
     """Several CTAs share the keys of a tile."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""

@@ -9,8 +9,8 @@ and is not part of this repository. Where there is a GPU its tests run there; el
 the host library, which is slow: calls of more than --max-work multiply-adds are torch's, and no test is left
 out.
 
-Writes one file of lines for each mode next to the report, and goes on behind them when it is started again
-with the same --out, so that --limit may cut a run into several. Exit status: 0 when no difference is left
+Writes files of lines for each mode next to the report, one for each of --jobs, and goes on behind them when it is
+started again with the same --out, so that --limit may cut a run into several. Exit status: 0 when no difference is left
 without a reason, 1 when one is or tests are still to run, 2 for wrong arguments.
 """
 
@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.torch_suite.explained import EXPLAINED
-from tests.torch_suite.records import Difference, Mode, Records, differences, read
+from tests.torch_suite.records import Difference, Mode, Records, differences, of_mode, read
 
 ROOT = Path(__file__).parents[2]
 NAME = "test_transformers.py"
@@ -95,11 +96,11 @@ class Runner:
         self.options = options
         self.stop = time.time() + options.limit
 
-    def path(self, mode: Mode) -> Path:
-        return self.options.out / f"{mode.value}.jsonl"
+    def path(self, mode: Mode, part: int = 0) -> Path:
+        return self.options.out / f"{mode.value}{f'-{part}' if part else ''}.jsonl"
 
     def records(self, mode: Mode) -> Records:
-        return read(self.path(mode))
+        return of_mode(self.options.out, mode)
 
     def compare(self, modes: list[Mode]) -> list[Difference]:
         plain = self.records(Mode.PLAIN)
@@ -116,23 +117,27 @@ class Runner:
         known = self.records(mode)
         if known.outcomes and len(known.outcomes) >= known.collected:
             return True
-        return self._run(mode, self.path(mode), None)
+        jobs = self.options.jobs
+        with ThreadPoolExecutor(jobs) as pool:
+            return all(
+                pool.map(lambda part: self._run(mode, self.path(mode, part), None, (part, jobs)), range(jobs))
+            )
 
     def again(self, found: list[Difference]) -> None:
         """Runs tests that differ a second time, each mode in a new process, and takes down the outcomes."""
         with tempfile.TemporaryDirectory() as folder:
             for mode in {Mode.PLAIN, *(difference.mode for difference in found)}:
                 tests = {d.test for d in found if mode in (Mode.PLAIN, d.mode)}
-                names, records = Path(folder) / "names", Path(folder) / mode.value
+                names, records = Path(folder) / "names", Path(folder) / f"{mode.value}.jsonl"
                 names.write_text("\n".join(sorted(tests)), encoding="utf-8")
                 self._run(mode, records, names)
                 with self.path(mode).open("a", encoding="utf-8") as file:
                     file.write(records.read_text(encoding="utf-8"))
 
-    def _run(self, mode: Mode, records: Path, names: Path | None) -> bool:
+    def _run(self, mode: Mode, records: Path, names: Path | None, part: tuple[int, int] = (0, 1)) -> bool:
         while True:
             before = len(read(records).outcomes)
-            status, output = self._process(mode, records, names)
+            status, output = self._process(mode, records, names, part)
             unfinished = read(records).unfinished
             if unfinished is not None:  # it took the process with it: the next one goes on behind it
                 line = {"test": unfinished, "outcome": "crashed", "served": 0, "seconds": 0.0}
@@ -145,7 +150,9 @@ class Runner:
             if time.time() > self.stop:
                 return False
 
-    def _process(self, mode: Mode, records: Path, names: Path | None) -> tuple[int, str]:
+    def _process(
+        self, mode: Mode, records: Path, names: Path | None, part: tuple[int, int]
+    ) -> tuple[int, str]:
         with tempfile.TemporaryDirectory() as folder:
             settings = Path(folder) / "pytest.ini"
             settings.write_text("[pytest]\n", encoding="utf-8")
@@ -155,6 +162,7 @@ class Runner:
                 "--suite-mode", mode.value, "--suite-device", self.device,
                 "--suite-records", str(records.resolve()), "--suite-timeout", str(self.options.timeout),
                 "--suite-stop", str(self.stop), "--suite-max-work", str(self.options.max_work),
+                "--suite-part", *map(str, part),
             ]  # fmt: skip
             if names is not None:
                 command += ["--suite-names", str(names)]
@@ -184,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", type=Mode, nargs="+", default=[Mode.ENABLED, Mode.SWAP])
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch sees a GPU")
     parser.add_argument("-k", default="", help="only tests that pytest's -k picks")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each with its share of tests")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each test")
     parser.add_argument(
         "--limit", type=float, default=1e9, help="seconds for this run; start it again to go on"

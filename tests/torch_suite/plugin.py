@@ -20,7 +20,7 @@ import torch
 from sdpa_cutlass.errors import UnsupportedError
 from sdpa_cutlass.integrations import flash_impl, torch_sdpa, usage
 from sdpa_cutlass.integrations.usage import Usage
-from tests.torch_suite.records import Mode, read
+from tests.torch_suite.records import Mode, of_mode
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--suite-stop", type=float, required=True, help="time.time() at which no more tests start"
     )
+    group.addoption("--suite-part", type=int, nargs=2, required=True, help="which of how many shares of tests")
     group.addoption(
         "--suite-max-work", type=float, required=True, help="multiply-adds of the largest call served"
     )
@@ -54,8 +55,9 @@ class Recorder:
         self.stop: float = config.getoption("--suite-stop")
         self.outcome = "passed"
         self.message = ""
+        self.mode: Mode = config.getoption("--suite-mode")
         self.usage = put_in_place(
-            config.getoption("--suite-mode"),
+            self.mode,
             config.getoption("--suite-device"),
             config.getoption("--suite-max-work"),
         )
@@ -67,12 +69,13 @@ class Recorder:
         self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         self.write({"collected": len(items)})  # those that -k picks
-        known = read(self.records).outcomes
+        known = of_mode(self.records.parent, self.mode).outcomes
+        part, parts = config.getoption("--suite-part")
         names: Path | None = config.getoption("--suite-names")
         wanted = None if names is None else set(names.read_text(encoding="utf-8").split("\n"))
         chosen = [
             item
-            for item in items
+            for item in items[part::parts]
             if name_of(item.nodeid) not in known and (wanted is None or name_of(item.nodeid) in wanted)
         ]
         kept = set(chosen)

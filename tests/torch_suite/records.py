@@ -83,6 +83,17 @@ def read(path: Path) -> Records:
     return records
 
 
+def of_mode(folder: Path, mode: Mode) -> Records:
+    """All files of `mode` in `folder` together, one for each process; `unfinished` is of no use then."""
+    together = Records()
+    for path in sorted(folder.glob(f"{mode.value}*.jsonl")):
+        records = read(path)
+        together.outcomes.update(records.outcomes)
+        together.collected = max(together.collected, records.collected)
+        together.fallbacks.update(records.fallbacks)
+    return together
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A test that is good without the library and not with it."""

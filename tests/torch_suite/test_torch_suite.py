@@ -57,12 +57,12 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 def test_what_fails_only_with_the_library_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In two runs: the first is cut off behind its first test, the second goes on."""
+    """In two runs: the first is cut off behind its first test, the second goes on, in two processes."""
     status, report = run(tmp_path, "--limit", "0")
     assert (status, report["finished"], report["modes"]["plain"]["tests"]) == (1, False, 1)
 
     monkeypatch.setitem(suite.EXPLAINED, Mode.ENABLED, {"TestSDPACPU::test_ends*": "it asks for that"})
-    status, report = run(tmp_path)
+    status, report = run(tmp_path, "--jobs", "2")
     assert (status, report["finished"]) == (1, True)
     found = {(d["test"], d["plain"], d["found"], d["reason"]) for d in report["differences"]}
     assert found == {
@@ -76,7 +76,9 @@ def test_what_fails_only_with_the_library_is_found(
     assert enabled["calls_left_to_torch"] == {"dtype torch.float32": 1, "UnsupportedError": 1}
     assert report["left_out"] == ["the swap point: it needs CUDA and torch 2.11"]
     assert "test_wants_torchs_own: failed: NO REASON" in capsys.readouterr().out
-    lines = (tmp_path / "out" / "plain.jsonl").read_text().splitlines()
+    files = sorted((tmp_path / "out").glob("plain*.jsonl"))
+    assert [file.name for file in files] == ["plain-1.jsonl", "plain.jsonl"]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     again = 2
     assert sum('"started"' in line for line in lines) == 7 + again
 
