@@ -99,5 +99,5 @@ def _runs_on(kernel: KernelInfo, library: Library, compute_capability: tuple[int
 @functools.cache
 def competing(library: Library, family: Asked, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """The rows that compete for `family` and run on `device`, or on the GPU that the host stands for."""
-    rows = (kernel for kernel in read_kernels(library) if kernel.serves(family) and not kernel.is_on_trial)
+    rows = (kernel for kernel in read_kernels(library) if kernel.serves(family))
     return tuple(kernel for kernel in rows if _runs_on(kernel, library, device.compute_capability))

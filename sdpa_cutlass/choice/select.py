@@ -273,9 +273,7 @@ def candidates(
     for kernel in read_kernels(library):
         if kernel.serves(family):
             reason, cost = refusal(library, kernel, problem, device, params), estimates.get(kernel.index)
-            if reason is None and kernel.is_on_trial:
-                reason = "is on trial: it runs when it is named"
-            elif reason is None and cost is None:
+            if reason is None and cost is None:
                 reason = f"is for sm_{kernel.arch}, and {device.name} runs it when it is named"
             found.append(Candidate(kernel, reason, cost))
 

@@ -185,15 +185,6 @@ class KernelInfo:
         """Learns at run time whether it is causal."""
         return Takes.FULL in self.takes and Takes.CAUSAL in self.takes
 
-    @property
-    def is_on_trial(self) -> bool:
-        """Runs where it is named, and is in no choice: it has not run clean on a GPU yet.
-
-        Hopper's general kernels ended some calls with a window in an illegal memory access on an H100. What
-        is thought to be its cause is mended, and was not tried there (docs/fmha_fwd_sm90.md).
-        """
-        return self.family is Family.FMHA_FWD_SM90 and self.is_general
-
     @functools.cached_property
     def is_causal(self) -> bool:
         """Computes causal attention only."""

@@ -56,7 +56,6 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
         (row, estimate(row, problem, device))
         for row in kernels(Target.HOST)
         if row.serves(family)
-        and not row.is_on_trial
         and (device is H200 or not row.is_for_one_arch)
         and not legal.mismatches(row, problem)
     ]

@@ -161,20 +161,11 @@ def test_few_tiles_and_what_hoppers_family_does_not_take_are_the_others() -> Non
 
 
 @pytest.mark.parametrize("asked", [{"has_lengths": True}, {"window": (512, 0)}, {"has_sinks": True}], ids=str)
-def test_a_kernel_on_trial_is_in_no_ranking_and_runs_where_it_is_named(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native, problem = library(Target.HOST), made_problem(**square(2048, 128), **asked)
-    found = select.ranking(native, problem, Family.FMHA_FWD, H200)
-    assert {row.family for row, _ in found} == {Family.FMHA_FWD}
-    on_trial = [row for row in kernels(Target.HOST) if row.is_on_trial and not legal.mismatches(row, problem)]
-    assert {row.family for row in on_trial} == {Family.FMHA_FWD_SM90}
-    for module in (select, legal):
-        monkeypatch.setattr(module, "read_kernels", lambda native: native.rows)
-    native = Rows(on_trial, "89")
-    for row in on_trial:
-        named = select.choose(native, problem, Family.FMHA_FWD, H200, Params(), name=row.name)
-        assert named.kernel == row
+def test_hoppers_general_kernels_serve_lengths_windows_and_sinks(asked: dict[str, Any]) -> None:
+    problem = made_problem(**square(2048, 128), **asked)
+    for device, family in ((H200, Family.FMHA_FWD_SM90), (L4, Family.FMHA_FWD)):
+        best, _ = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, device)[0]
+        assert (best.is_general, best.family) == (True, family)
 
 
 def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(

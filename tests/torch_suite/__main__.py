@@ -9,9 +9,9 @@ and is not part of this repository. Where there is a GPU its tests run there; el
 the host library, which is slow: calls of more than --max-work multiply-adds are torch's, and no test is left
 out.
 
-Writes files of lines for each mode next to the report, one for each of --jobs, and goes on behind them when it is
-started again with the same --out, so that --limit may cut a run into several. Exit status: 0 when no difference is left
-without a reason, 1 when one is or tests are still to run, 2 for wrong arguments.
+Writes files of lines for each mode next to the report, one for each of --jobs, and goes on behind them when
+it is started again with the same --out, so that --limit may cut a run into several. Exit status: 0 when no
+difference is left without a reason, 1 when one is or tests are still to run, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", type=Mode, nargs="+", default=[Mode.ENABLED, Mode.SWAP])
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch sees a GPU")
     parser.add_argument("-k", default="", help="only tests that pytest's -k picks")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each with its share of tests")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes at a time, each with its share of tests"
+    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each test")
     parser.add_argument(
         "--limit", type=float, default=1e9, help="seconds for this run; start it again to go on"

@@ -35,7 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--suite-stop", type=float, required=True, help="time.time() at which no more tests start"
     )
-    group.addoption("--suite-part", type=int, nargs=2, required=True, help="which of how many shares of tests")
+    group.addoption(
+        "--suite-part", type=int, nargs=2, required=True, help="which of how many shares of tests"
+    )
     group.addoption(
         "--suite-max-work", type=float, required=True, help="multiply-adds of the largest call served"
     )
