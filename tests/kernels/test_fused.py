@@ -163,6 +163,19 @@ def test_schedules_do_not_change_a_bit(fused_kernel: TestedKernel) -> None:
         library.host_configure(num_threads=HOST_THREADS)
 
 
+@pytest.mark.kernels(device="cpu", causal=True)
+def test_tiles_without_keys_end_in_every_schedule(fused_kernel: TestedKernel) -> None:
+    """A CTA takes several tiles whose rows all stand before the first key, and one that sees it."""
+    inputs = random_inputs(fused_kernel, 2 * fused_kernel.info.block_m + 1, 1)
+    library = fused_kernel.library
+    try:
+        for seed in range(6):
+            library.host_configure(schedule_seed=seed, num_threads=HOST_THREADS)
+            check_numerics(fused_kernel, inputs, causal=Causal.BOTTOM_RIGHT)
+    finally:
+        library.host_configure(num_threads=HOST_THREADS)
+
+
 @pytest.mark.kernels(causal=False)
 def test_order_of_keys_does_not_matter(fused_kernel: TestedKernel) -> None:
     """Permuting rows of K and V together changes nothing but rounding."""

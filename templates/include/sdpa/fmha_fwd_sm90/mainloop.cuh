@@ -125,7 +125,7 @@ struct Mainloop {
       Turn<Traits>::pass(consumer);
       release<Arch>(&smem.k_empty[slot.index]);
       Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);
-      release<Arch>(&smem.v_empty[slot.index]);
+      release_unread<Arch>(&smem.v_empty[slot.index]);
       slot.advance();
     };
 
@@ -137,7 +137,7 @@ struct Mainloop {
     }
     Arch::mbarrier_wait(&smem.q_full[consumer], phase_q);  // Q is visible
     if (Traits::kMayHaveWindow ? own.n_block_max == 0 : n_block < 0) {
-      if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);
+      if constexpr (!Traits::kOutInQ) release_unread<Arch>(&smem.q_empty[consumer]);
       return;
     }
 

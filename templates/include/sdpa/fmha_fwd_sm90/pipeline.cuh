@@ -60,6 +60,14 @@ SDPA_DEVICE void release(uint64_t *empty) {
   if (Arch::thread_idx() % 32 == 0) Arch::mbarrier_arrive(empty);
 }
 
+// A warp waited for a buffer and had nothing to read. A lane that has yet to see it full would wait for ever if the ring
+// went round twice meanwhile.
+template <class Arch>
+SDPA_DEVICE void release_unread(uint64_t *empty) {
+  Arch::syncwarp();
+  release<Arch>(empty);
+}
+
 // Consumers take turns at the tensor cores, so that one exponentiates while another multiplies: each waits for its
 // barrier, and passes the turn to the next one's. All take the same number of turns.
 template <class Traits>
