@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -113,20 +113,32 @@ def run_recipe(device: str, recipe: Recipe | PlainRecipe) -> None:
 
 @check
 def soak(context: Context) -> None:
-    """`examples` random problems; a failure names the simplest problem that still fails.
-
-    They are drawn in batches, the first from `seed`, each next one from a seed that is 1000 higher.
-    """
+    """Exact kernels of attention."""
     rows = context.rows()
     general = [row for row in rows if row.is_general]
     plain = [row for row in rows if not row.is_general]
     drawn = st.one_of([recipes(general)] * 2 * bool(general) + [plain_recipes(plain)] * bool(plain))
+    try_problems(context, drawn, lambda recipe: run_recipe(context.device, recipe))
+
+
+class Drawn(Protocol):
+    """A problem that names its kernel."""
+
+    @property
+    def kernel(self) -> KernelInfo: ...
+
+
+def try_problems(context: Context, drawn: st.SearchStrategy[Any], run: Callable[[Any], None]) -> None:
+    """`examples` random problems; a failure names the simplest problem that still fails.
+
+    They are drawn in batches, the first from `seed`, each next one from a seed that is 1000 higher.
+    """
     kernels: set[str] = set()
 
-    def one(recipe: Recipe | PlainRecipe) -> None:
+    def one(recipe: Drawn) -> None:
         if context.time_is_up:
             return
-        run_recipe(context.device, recipe)
+        run(recipe)
         kernels.add(recipe.kernel.name)
         context.numbers["problems"] += 1
 

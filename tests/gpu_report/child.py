@@ -24,6 +24,7 @@ from tests.gpu_report import (  # noqa: F401  (their checks register themselves)
     check_memory,
     check_repeats,
     check_soak,
+    check_soak_rules,
     check_twins,
 )
 from tests.gpu_report.context import CHECKS, Context

@@ -274,6 +274,14 @@ PARTS: tuple[Part, ...] = (
         name="soak", check="soak", processes=0, is_soak=True, seconds=3600.0,
         what="random problems for random kernels against float64",
     ),
+    Part(
+        name="soak-quantised", check="soak-quantised", processes=0, is_soak=True, seconds=3600.0,
+        what="random problems for random quantised kernels, the worst head against their contract",
+    ),
+    Part(
+        name="soak-gradients", check="soak-gradients", processes=0, is_soak=True, seconds=3600.0,
+        what="random problems for random kernels of gradients against autograd in float64",
+    ),
 )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
-from tests.gpu_report import check_memory, check_repeats, check_soak, check_twins
+from tests.gpu_report import check_memory, check_repeats, check_soak, check_soak_rules, check_twins
 from tests.gpu_report.context import Context, named
 from tests.gpu_report.launching import Launch
 from tests.gpu_report.memory import HostMemory
 from tests.gpu_report.on_device import DeviceLaunch
 from tests.gpu_report.placement import GUARD_BYTES, Layout, Placement
 from tests.gpu_report.problems import even_cases, few_cases, num_splits, odd_cases, sized_case
+from tests.kernels import backward
 from tests.kernels.general import Case
 from tests.kernels.harness import Inputs, TestedKernel
 
@@ -176,6 +177,47 @@ def test_the_soak_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_soak, "run_kernel", wrong)
     with pytest.raises(AssertionError, match="max error"):
         check_soak.soak(context_of(SMALL, examples=100))
+
+
+QUANTISED = next(row for row in kernels(Target.HOST) if row.family is Family.FMHA_FWD_Q8)
+GRADIENTS = next(row for row in kernels(Target.HOST) if row.family is Family.FMHA_BWD)
+
+
+def test_the_soak_finds_a_broken_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(QUANTISED, examples=5)
+    check_soak_rules.soak_quantised(context)
+    assert context.numbers["problems"] >= 5
+    run = check_soak_rules.run_case
+
+    def wrong(kernel: TestedKernel, case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out, lse = run(kernel, case, **options)
+        out[0, 0] *= 1.05
+        return out, lse
+
+    monkeypatch.setattr(check_soak_rules, "run_case", wrong)
+    with pytest.raises(AssertionError, match="max error"):
+        check_soak_rules.soak_quantised(context_of(QUANTISED, examples=20))
+
+
+def test_the_soak_finds_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(GRADIENTS, examples=5)
+    check_soak_rules.soak_gradients(context)
+    assert context.numbers["problems"] >= 5
+    run = backward.run
+
+    def wrong(*given: Any) -> backward.Gradients:
+        dq, dk, dv = run(*given)
+        return dq, dk, dv * 1.05
+
+    monkeypatch.setattr(backward, "run", wrong)
+    with pytest.raises(AssertionError, match="dv: "):
+        check_soak_rules.soak_gradients(context_of(GRADIENTS, examples=50))
+
+
+def test_a_soak_without_kernels_is_skipped() -> None:
+    context = context_of(SMALL, examples=5)
+    check_soak_rules.soak_gradients(context)
+    assert (context.skipped != "", context.numbers["problems"]) == (True, 0)
 
 
 def test_the_rule_for_half_logits_is_no_blank_cheque() -> None:

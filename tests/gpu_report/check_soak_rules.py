@@ -1,0 +1,143 @@
+"""Random problems for kernels with rules of their own: the contract of quantised ones, and gradients."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from benchmarks.quantised_data import FAMILIES, family
+from sdpa_cutlass.library.registry import Family, KernelInfo, Op, read_kernels
+from sdpa_cutlass.problem import Causal
+from tests.gpu_report.check_soak import try_problems
+from tests.gpu_report.context import Context, check
+from tests.kernels import backward
+from tests.kernels.general import Case, Lengths, run_case
+from tests.kernels.harness import HOST_THREADS, TestedKernel
+from tests.kernels.quantized_data import contract_violations
+
+_CAUSAL = st.sampled_from([None, *Causal])
+# One key's error is not averaged out: the contract is about hundreds.
+_FEWEST_KEYS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedRecipe:
+    """A problem for a quantised kernel. Sizes: batch, heads, heads_kv, seqlen_q, seqlen_k."""
+
+    kernel: KernelInfo
+    sizes: tuple[int, int, int, int, int]
+    kind: str
+    causal: Causal | None
+    lengths_k: tuple[int, ...] | None
+    bshd: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientRecipe:
+    """A problem for a kernel of gradients."""
+
+    kernel: KernelInfo
+    case: backward.Case
+
+
+@st.composite
+def quantised_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> QuantisedRecipe:
+    heads_kv, keys = draw(st.integers(1, 2)), draw(st.integers(_FEWEST_KEYS, 900))
+    batch, heads = draw(st.integers(1, 3)), heads_kv * draw(st.integers(1, 3))
+    lengths = st.lists(st.integers(_FEWEST_KEYS, keys), min_size=batch, max_size=batch).map(tuple)
+    return QuantisedRecipe(
+        kernel=draw(st.sampled_from(rows)),
+        sizes=(batch, heads, heads_kv, draw(st.integers(32, 300)), keys),
+        kind=draw(st.sampled_from(FAMILIES)),
+        causal=draw(_CAUSAL),
+        lengths_k=draw(st.none() | lengths),
+        bshd=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@st.composite
+def gradient_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> GradientRecipe:
+    kernel = draw(st.sampled_from(rows))
+    heads_kv, batch = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    rows_q, keys = (draw(st.integers(1, 20) | st.integers(1, 200)) for _ in range(2))
+
+    def lengths(longest: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+        return st.none() | st.lists(st.integers(0, longest), min_size=batch, max_size=batch).map(tuple)
+
+    has_lengths = draw(st.booleans())
+    limit = st.integers(-1, 150)
+    case = backward.Case(
+        seqlen_q=rows_q,
+        seqlen_k=keys,
+        head_dim=draw(st.just(kernel.head_dim) | st.integers(1, kernel.head_dim // 8).map(lambda n: 8 * n)),
+        batch=batch,
+        heads=heads_kv * draw(st.integers(1, 3)),
+        heads_kv=heads_kv,
+        causal=draw(_CAUSAL),
+        window=draw(st.none() | st.tuples(limit, limit)),
+        scale=draw(st.none() | st.sampled_from([0.0, -0.3, 0.5])),
+        p_dropout=0.17 if kernel.has_dropout else 0.0,
+        seqlens_q=draw(lengths(rows_q)) if has_lengths else None,
+        seqlens_k=draw(lengths(keys)) if has_lengths else None,
+        with_dlse=draw(st.booleans()),
+        bshd=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )
+    return GradientRecipe(kernel=kernel, case=case)
+
+
+def _kernel(context: Context, row: KernelInfo, seed: int) -> TestedKernel:
+    kernel = TestedKernel(context.device, row)
+    if context.device == "cpu":
+        kernel.library.host_configure(schedule_seed=seed, num_threads=HOST_THREADS)
+    return kernel
+
+
+def run_quantised(context: Context, recipe: QuantisedRecipe) -> None:
+    """Raises AssertionError when the contract is broken."""
+    kernel = _kernel(context, recipe.kernel, recipe.seed)
+    tensors = family(recipe.kind, *recipe.sizes, kernel.info.head_dim, seed=recipe.seed)
+    q, k, v = (tensor.to(kernel.device, kernel.dtype) for tensor in tensors)
+    case = Case(q=q, k=k, v=v, causal=recipe.causal, lengths_k=Lengths(seqlens=recipe.lengths_k))
+    out, lse = run_case(kernel, case, bshd=recipe.bshd)
+    broken = contract_violations(recipe.kernel.accuracy, case, out, lse, is_normal=False, few_keys=True)
+    assert not broken, f"{recipe}: {broken}"
+
+
+def run_gradients(context: Context, recipe: GradientRecipe) -> None:
+    """Raises AssertionError when the numerics rule of gradients is broken."""
+    kernel = _kernel(context, recipe.kernel, recipe.case.seed)
+    given = backward.operands(recipe.case, kernel.dtype)
+    gradients = backward.run(kernel, recipe.case, given)
+    broken = backward.violations(recipe.case, given, gradients, kernel.dtype, few_keys=True)
+    assert not broken, f"{recipe}: {broken}"
+
+
+def _rows(context: Context, op: Op, family: Family) -> list[KernelInfo]:
+    rows = [row for row in read_kernels(context.library) if row.op is op and row.family is family]
+    return [row for row in rows if fnmatch.fnmatchcase(row.name, context.kernels)]
+
+
+def _soak(context: Context, rows: list[KernelInfo], drawn: Any, run: Any) -> None:
+    if rows:
+        try_problems(context, drawn(rows), lambda recipe: run(context, recipe))
+    else:
+        context.skipped = f"the library has no such kernel that matches {context.kernels!r}"
+
+
+@check
+def soak_quantised(context: Context) -> None:
+    """The contract of docs/quantised.md."""
+    rows = _rows(context, Op.FORWARD, Family.FMHA_FWD_Q8)
+    _soak(context, rows, quantised_recipes, run_quantised)
+
+
+@check
+def soak_gradients(context: Context) -> None:
+    """The rule of tests/kernels/backward.py."""
+    _soak(context, _rows(context, Op.BACKWARD, Family.FMHA_BWD), gradient_recipes, run_gradients)
