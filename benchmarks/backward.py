@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdpa_cutlass
 from sdpa_cutlass import attention
+from sdpa_cutlass.cli import environment
+from sdpa_cutlass.cli.results import write_atomically
 
+FORMAT = 1
 TOKENS, WIDTH = 16384, 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 BACKENDS = {
@@ -193,12 +197,11 @@ def compare_kernels(options: argparse.Namespace, shapes: list[Shape]) -> int:
     return 1 if wrong else 0
 
 
-def write(path: str | None, facts: dict[str, Any]) -> None:
+def write(path: Path | None, facts: dict[str, Any]) -> None:
     """`facts` and what they were measured with, where a file is asked for."""
     if path is not None:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **facts}
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(facts, file, indent=1)
+        record = {"format": FORMAT, "env": environment.record(torch.device("cuda", 0)), **facts}
+        write_atomically(path, json.dumps(record, indent=1) + "\n")
 
 
 def milliseconds(replay: Callable[[], None], budget_ms: float) -> float:
@@ -312,7 +315,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget-ms", type=float, default=20, help="of one provider's run in one round")
     parser.add_argument("--repeats", type=int, default=50, help="of the check for the same bits")
-    parser.add_argument("--json", help="a file for all rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds")
     parser.add_argument("--kernels", metavar="GLOB", help="compare these backward kernels with each other")
     options = parser.parse_args()
     shapes = [
