@@ -2,8 +2,8 @@
 
 The documents link to each other as they lie in the repository. README, CONTRIBUTING and CHANGELOG become
 pages of the site; any other file outside docs/ that a page links to is put next to them, under `repository/`.
-The interactive page of results is made from the committed result files as the site is built. A picture scrolls
-in its own size and opens by itself; assets/site.css has the rest of how pages look.
+The interactive page of results is made from the committed result files as the site is built. A picture
+scrolls in its own size and opens by itself; assets/site.css has the rest of how pages look.
 A build fails when a public name of the package has no docstring, or does not stand in docs/api.md.
 """
 
