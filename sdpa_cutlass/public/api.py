@@ -126,8 +126,9 @@ def attention(
         [0, 2^64), or a tensor [2] of int64 or uint64 on query's device, which is read when the kernel runs.
         By default they come from torch's generator of the device.
     seqlens_q, seqlens_k: int32 tensors [B] on query's device, contiguous: how many rows of query and of key
-        and value each sequence really has. Read when the kernel runs, and cut to [0, S]. Rows beyond give 0 and
-        -inf, keys beyond are not read. "bottom_right" then counts from each sequence's own last row and key.
+        and value each sequence really has. Read when the kernel runs, and cut to [0, S]. Rows beyond give 0
+        and -inf, keys beyond are not read. "bottom_right" then counts from each sequence's own last row and
+        key.
     layout: "bhsd", or "bshd" for query, key, value and out as [B, S, H, D].
     return_lse: also return softmax_lse [B, Hq, Sq] float32, natural log, before dropout; -inf for a row that
         sees no key, whose output is 0.
@@ -144,8 +145,8 @@ def attention(
         no limit. off is 0 where `causal` is "top_left", else Sk - Sq, or that of each sequence's own
         lengths; a causal mask sets right to 0. Blocks of keys that no row of a tile sees are not read.
     sinks: tensor [Hq] of float16, bfloat16 or float32 on query's device, contiguous: one logit for each
-        query head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
-        key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
+        query head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse,
+        like a key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
     precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
         value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
         Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from generator.families import FAMILIES
+from sdpa_cutlass import flash_api
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -104,6 +106,17 @@ def test_printed_python_runs(name: str) -> None:
 
 
 APART = ("docs/transformers.md", "docs/testing.md")  # their code changes the process
+
+
+def test_the_way_from_flash_attn_is_complete() -> None:
+    """The page of migration has every function of flash_api and every argument of them."""
+    text = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
+    table = text.partition("| argument of flash_attn |")[2].partition("\n\n")[0]
+    for name in flash_api.__all__:
+        assert f"`from sdpa_cutlass.flash_api import {name}`" in text, name
+        for argument in inspect.signature(getattr(flash_api, name)).parameters:
+            pattern = rf"^\|.*(?<!\w){argument}(?![\w\]])[^|]*\|"
+            assert re.search(pattern, table, re.MULTILINE), (name, argument)
 
 
 def test_every_page_with_python_is_run() -> None:
