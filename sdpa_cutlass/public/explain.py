@@ -70,7 +70,10 @@ class Explanation:
             mark = "*" if kernel is self.choice.kernel else " "
             numbers = f"{cost.ctas:7} {cost.waves:7.2f} {cost.useful:7.0%} {cost.microseconds:9.2f}"
             lines.append(f"{mark} {kernel.name:{width}}  {numbers}  {verdict}")
-        lines += [f"  {count} kernels refused: {reason}" for reason, count in others.items()]
+        lines += [
+            f"  {count} {'kernel' if count == 1 else 'kernels'} refused: {reason}"
+            for reason, count in others.items()
+        ]
         return "\n".join(lines)
 
 
