@@ -73,7 +73,7 @@ _SPLIT_CYCLES = 4500  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
-_PART_CYCLES = 0.85  # for an element of O that is left in memory and read again
+_PART_CYCLES = 0.4  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
 _MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 
