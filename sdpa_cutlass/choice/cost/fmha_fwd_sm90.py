@@ -26,18 +26,21 @@ from .model import LAUNCH_CYCLES, Model, ceil_div
 _WARPGROUP_ROWS = 64
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
-_FIRST_CYCLES = 5400  # of a CTA: its first loads, first product and last store
-_TILE_CYCLES = 2650  # of each further tile
-_Q_BYTES_PER_CLOCK = 35  # and of O, where every SM asks for them
-_FULL_CARD_LOSS = 0.245
-_UNALIGNED_LOSS = 0.173  # on top of that
+# By consumers: of a CTA its first loads, first product and last store; of each further tile what nothing hides.
+_FIRST_CYCLES = {2: 5300, 3: 6200}
+_TILE_CYCLES = {2: 3500, 3: 1800}
+_Q_BYTES_PER_CLOCK = 36.5  # and of O, where every SM asks for them
+_FULL_CARD_LOSS = 0.237
+_UNALIGNED_LOSS = 0.161  # on top of that
 _SECTOR_COLUMNS = 16
-_NARROW_LOSS = 1.15  # head_dims that go in pieces of 16 columns
+_NARROW_LOSS = 1.16  # head_dims that go in pieces of 16 columns
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
-_EXPOSED = {2: 0.58, 3: 0.27}
-_HIDDEN_BY_MMA = {2: 0.815, 3: 1.07}  # of that share, for each time that there are as many products again
-_CAUSAL_LOSS = 1.08  # consumers of a CTA have unlike numbers of blocks, and wait for each other
+_EXPOSED = {2: 0.53, 3: 0.3}
+_HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there are as many products again
+_CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
+_GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
+_WINDOW_TILE_CYCLES = 2000  # and masks at both ends
 
 
 class FmhaFwdSm90(Model):
@@ -59,6 +62,10 @@ class FmhaFwdSm90(Model):
             self._block *= _CAUSAL_LOSS
         if kernel.is_general:
             self._block *= _GENERAL_LOSS[consumers]
+        self._tile = float(_TILE_CYCLES[consumers])
+        if kernel.is_general:
+            self._tile += _GENERAL_TILE_CYCLES + (_WINDOW_TILE_CYCLES if problem.window is not None else 0)
+        self._first = _FIRST_CYCLES[consumers]
         is_unaligned = problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
@@ -84,8 +91,8 @@ class FmhaFwdSm90(Model):
         else:
             tile = rows.all_rounds(kernel.block_n) / rows.count * block
             longest, rounds = rows.rounds(0, kernel.block_n) * block, max(tiles / sms, 1)
-        dealt = rounds * tile + (rounds - 1) * (_TILE_CYCLES + crossing)
-        return LAUNCH_CYCLES + _FIRST_CYCLES + crossing + max(dealt, longest), 0
+        dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
+        return LAUNCH_CYCLES + self._first + crossing + max(dealt, longest), 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
