@@ -12,7 +12,7 @@ The bounds, all of which must hold, are
   every element    |out - ref| <= 1e-3 max(1, |ref|) + half a unit in the last place of the output at ref
   log-sum-exp      |lse - ref| <= 1e-4 + 2^-21 |ref|
 The second part of the last one is what float32 cannot resolve: four units in the last place. With a bias of
--1900 a unit is 1.2e-4, and a score is rounded when the bias is added, when it becomes one of base 2, and back.
+-1900 a unit is 1.2e-4, and a score is rounded when the bias is added, when it turns to base 2, and back.
 A bfloat16 element is allowed 2^-8 Σ p |v| more, the most that rounding P to the type of the product can cost.
 The piped baseline keeps its logits in float16, as any such pipeline does, so the second does not apply to it.
 """

@@ -1,4 +1,4 @@
-"""Masks that kernels would read element by element, as a T5 bias is or one of an odd number of keys: copied once
+"""Masks that kernels would read element by element, as a T5 bias or one of an odd number of keys: copied once
 where that pays.
 """
 
@@ -108,7 +108,9 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
     ],
     ids=lambda value: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else "",
 )
-def test_which_rows_are_aligned(mask: torch.Tensor, is_aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_rows_are_aligned(
+    mask: torch.Tensor, is_aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
     mask = mask.expand(BATCH, HEADS, ROWS, mask.shape[-1])
     assert extras.needs_dense_copy(mask) != is_aligned

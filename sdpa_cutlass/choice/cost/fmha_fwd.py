@@ -24,8 +24,8 @@ to eight times the batch; tests/library/test_select.py lists some and holds the 
 later ends come from random problems and `tune` on the same card (tests/library/test_measured_choices.py),
 what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and,
 with what split and wide kernels cost once, from the random problems of 2026-11-24. Split kernels without KV
-groups were not measured. The constants of general kernels are estimates. What counts is the ranking: other cards enter only through their
-rates.
+groups were not measured. The constants of general kernels are estimates. What counts is the ranking: other
+cards enter only through their rates.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ For a block of keys the consumers of a CTA need
 Exponentials of one consumer run under the products of the others, but for a part that is the larger, the
 fewer products there are to hide it, and the fewer consumers. A card that is full runs slower than one with a
 few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
-at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a beginning
-and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an H200
-(2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which the middle
-half is within 6 %. What general kernels cost more was fitted to theirs in the same week. Lengths are unknown
-here: sequences count as full, but for their last tile and block.
+at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
+beginning and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an
+H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which the
+middle half is within 6 %. What general kernels cost more was fitted to theirs in the same week. Lengths are
+unknown here: sequences count as full, but for their last tile and block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .model import LAUNCH_CYCLES, Model, ceil_div
 _WARPGROUP_ROWS = 64
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
-# By consumers: of a CTA its first loads, first product and last store; of each further tile what nothing hides.
+# By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
 _FIRST_CYCLES = {2: 5300, 3: 6200}
 _TILE_CYCLES = {2: 3500, 3: 1800}
 _Q_BYTES_PER_CLOCK = 36.5  # and of O, where every SM asks for them

@@ -108,7 +108,8 @@ struct Mainloop {
 
     // What follows from `value` is computed where it is used.
     const auto again = [](int value) SDPA_INLINE_LAMBDA {
-      return Traits::kComputesAgain ? Arch::forget_origin(value) : value;
+      if constexpr (Traits::kComputesAgain) return Arch::forget_origin(value);
+      return value;
     };
 
     // ---- global → shared ----
