@@ -31,8 +31,8 @@ T5, bfloat16 [16, 12, 512, 512] with strides (3145728, 1, 6144, 12), took 511 µ
 contiguous and shared by the batch: 9 µs for a million scores, which is what a copy costs at least."""
 UNALIGNED_COPY_SCORES = 2**23
 """From so many scores on, a mask is copied whose rows do not begin where vectors may, as with an odd number
-of keys. On an H200 (2026-11-24) a boolean mask of 6029 by 6029, head_dim 80, took 252 µs in the fastest kernel,
-where the model of aligned rows says 84: 5 µs for a million scores. No plan is kept for a copy, so each call
+of keys. On an H200 (2026-11-24) a bool mask of 6029 by 6029, head_dim 80, took 252 µs in the fastest kernel;
+the model of aligned rows has 84: 5 µs for a million scores. No plan is kept for a copy, so each call
 takes as long as a first one; the limit is higher for that. What the copy itself takes was not measured."""
 MASK_TYPES = {
     "bool": MaskType.BOOL,

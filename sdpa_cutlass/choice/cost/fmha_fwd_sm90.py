@@ -8,9 +8,9 @@ fewer products there are to hide it, and the fewer consumers. A card that is ful
 few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
 at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
 beginning and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an
-H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which the
-middle half is within 6 %. What general kernels cost more was fitted to theirs in the same week. Lengths are
-unknown here: sequences count as full, but for their last tile and block.
+H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which half
+are within 6 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the same card.
+Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
 from __future__ import annotations
