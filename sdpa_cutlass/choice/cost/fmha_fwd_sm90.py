@@ -24,6 +24,7 @@ from ..visible_keys import rows_of_tiles
 from .model import LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
+_ROWS_OF_A_PRICE = 16
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
@@ -70,7 +71,7 @@ class FmhaFwdSm90(Model):
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         if not problem.has_lengths:
-            self.rows_of_a_price = kernel.block_m
+            self.rows_of_a_price = _ROWS_OF_A_PRICE
             self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
@@ -83,7 +84,8 @@ class FmhaFwdSm90(Model):
             blocks = problem.seqlen_k / kernel.block_n + 0.5
         load = min(tiles / sms, 1)
         block = self._block * (1 + self._full_card_loss * load)
-        crossing = self._row_bytes * min(problem.seqlen_q, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
+        priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
+        crossing = self._row_bytes * min(priced_rows, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         if rows is None:
             tile = longest = blocks * block
