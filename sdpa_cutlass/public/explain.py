@@ -128,8 +128,10 @@ def _copies(operands: operands.Operands, mask: torch.Tensor | None) -> tuple[str
         if not is_loadable(tensor)
     ]
     if mask is not None and extras.needs_dense_copy(mask):
+        why = "neighbouring keys are no neighbours in memory"
+        if mask.stride(3) == 1:
+            why = "rows do not begin where kernels can read several keys at once"
         found.append(
-            f"attn_mask, with strides {mask.stride()}: neighbouring keys are no neighbours in memory; what "
-            "it broadcasts over is not written out"
+            f"attn_mask, with strides {mask.stride()}: {why}; what it broadcasts over is not written out"
         )
     return tuple(found)
