@@ -48,13 +48,10 @@ QuantizedParams to_params(const sdpa_params &p) {
 
   const auto workspace = Workspace::make<Traits::kMath, Traits::kHeadDim>(p);
   char *const memory = static_cast<char *>(p.workspace);
-  params.k_hat = reinterpret_cast<int8_t *>(memory);
-  params.v_hat = reinterpret_cast<int8_t *>(memory + workspace.v_hat);
+  params.blocks = memory;
   params.k_scale = reinterpret_cast<float *>(memory + workspace.k_scale);
-  params.v_log2 = reinterpret_cast<float *>(memory + workspace.v_log2);
-  params.v_inverse = reinterpret_cast<float *>(memory + workspace.v_inverse);
   params.k_mean = reinterpret_cast<float *>(memory + workspace.k_mean);
-  params.rows = workspace.rows;
+  params.blocks_per_head = workspace.blocks_per_head;
   params.num_heads_kv = p.num_heads_kv;
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kBlock));
   return params;
