@@ -18,7 +18,7 @@ SCALE_BYTES = 4  # float32
 SCALES = 2  # of a token: log2 of its scale, and the inverse
 
 # What a thread holds next to its accumulators: addresses, row statistics and scales, fragments.
-OTHER_REGISTERS = 64
+OTHER_REGISTERS = 56
 
 
 class Math(Enum):

@@ -13,9 +13,6 @@
 // accumulators in local memory.
 #define SDPA_INLINE_LAMBDA __attribute__((always_inline))
 
-// A condition that rarely holds: the code behind it moves out of the way.
-#define SDPA_UNLIKELY(condition) __builtin_expect(static_cast<bool>(condition), false)
-
 #if defined(SDPA_TARGET_HOST)
 
 #define SDPA_DEVICE inline

@@ -90,8 +90,8 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
   static_assert(Traits::kFacts.accuracy == (Traits::kMath == Math::kInt8 ? SDPA_ACCURACY_INT8 : SDPA_ACCURACY_INT8_QK),
                 "the generator and the kernel disagree on how exact it is");
-  static_assert(Traits::kThreads == Quantize<Traits>::kThreads, "a row says one number of threads");
-  static_assert(Quantize<Traits>::kSmemBytes <= Traits::kSmemBytes, "and one of bytes");
+  static_assert(Traits::kThreads >= Quantize<Traits>::kThreads, "a row says one number of threads");
+  static_assert(Traits::kSmemBytes >= Quantize<Traits>::kSmemBytes, "and one of bytes");
   KernelRow row = sdpa::make_row(Traits::kFacts, details);
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;

@@ -61,7 +61,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
       block_max[i] = (largest(scores, i) - kMagic) * factor(i, k_scale);
       moves |= block_max[i] > row_max[i] + kSlack;
     }
-    if (SDPA_UNLIKELY(Arch::any(moves))) {
+    if (Arch::any(moves)) {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) move_to(i, fmaxf(row_max[i], across_quad_max(block_max[i])), out);
     }
@@ -107,36 +107,40 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
                           float (&weight)[kRows]) {
     float reference[kRows];
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const float c = factor(i, k_scale);
+    for (int run = 0; run < kRuns; ++run) {
+      const float4 log2_st = load4(v_log2 + 16 * run);
       CUTE_UNROLL
-      for (int run = 0; run < kRuns; ++run) {
-        const float4 log2_st = load4(v_log2 + 16 * run);
+      for (int i = 0; i < kRows; ++i) {
+        const float c = factor(i, k_scale);
         scores(i, 4 * run) = fmaf(scores(i, 4 * run), c, log2_st.x);
         scores(i, 4 * run + 1) = fmaf(scores(i, 4 * run + 1), c, log2_st.y);
         scores(i, 4 * run + 2) = fmaf(scores(i, 4 * run + 2), c, log2_st.z);
         scores(i, 4 * run + 3) = fmaf(scores(i, 4 * run + 3), c, log2_st.w);
       }
-      reference[i] = largest(scores, i) - Arch::multiply(kMagic, c);
     }
-    refer(reference, out, weight);
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const float shift = Arch::multiply(kMagic, factor(i, k_scale));
-      const float subtrahend = (reference[i] + shift) - kLog2Scale;
-      float sum = 0.f;
+    for (int i = 0; i < kRows; ++i)
+      reference[i] = largest(scores, i) - Arch::multiply(kMagic, factor(i, k_scale));
+    refer(reference, out, weight);
+    float subtrahend[kRows], sum[kRows] = {};
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i)
+      subtrahend[i] = (reference[i] + Arch::multiply(kMagic, factor(i, k_scale))) - kLog2Scale;
+    CUTE_UNROLL
+    for (int run = 0; run < kRuns; ++run) {
+      const float4 inverse = load4(v_inverse + 16 * run);
       CUTE_UNROLL
-      for (int run = 0; run < kRuns; ++run) {
-        const float4 inverse = load4(v_inverse + 16 * run);
+      for (int i = 0; i < kRows; ++i) {
         CUTE_UNROLL
-        for (int j = 4 * run; j < 4 * run + 4; ++j) scores(i, j) = Arch::exp2(scores(i, j) - subtrahend);
-        sum = fmaf(scores(i, 4 * run), inverse.x, sum);
-        sum = fmaf(scores(i, 4 * run + 1), inverse.y, sum);
-        sum = fmaf(scores(i, 4 * run + 2), inverse.z, sum);
-        sum = fmaf(scores(i, 4 * run + 3), inverse.w, sum);
+        for (int j = 4 * run; j < 4 * run + 4; ++j) scores(i, j) = Arch::exp2(scores(i, j) - subtrahend[i]);
+        sum[i] = fmaf(scores(i, 4 * run), inverse.x, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 1), inverse.y, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 2), inverse.z, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 3), inverse.w, sum[i]);
       }
-      row_sum[i] = fmaf(sum, weight[i], row_sum[i]);
     }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) row_sum[i] = fmaf(sum[i], weight[i], row_sum[i]);
   }
 
  private:
@@ -157,7 +161,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
       reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);
       moves |= reference[i] > row_max[i] + kSlack;
     }
-    if (SDPA_UNLIKELY(Arch::any(moves))) {
+    if (Arch::any(moves)) {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) move_to(i, fmaxf(row_max[i], reference[i]), out);
     }
