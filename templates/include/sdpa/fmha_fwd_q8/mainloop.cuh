@@ -69,7 +69,7 @@ struct Mainloop {
                            softmax.q_scale);  // the loop's first barrier makes it visible
 
     // ---- one key block ----
-    int stage = 0;                                            // where block n_block lies, from the first stage on
+    int stage = 0;                                         // where block n_block lies, from the first stage on
     int free_stage = (kStages - 1) * Traits::kStageBytes;  // of block n_block - kStages + 1
     const int first_row = static_cast<int>(Arch::uniform(static_cast<uint32_t>(tile.m_block * kBlockM)));
     const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
@@ -82,8 +82,7 @@ struct Mainloop {
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, smem_q, Arch::forget_origin(lane_q), lane_k + stage, tSrQ_view,
-                  tSrK_view);
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, smem_q, Arch::forget_origin(lane_q), lane_k + stage, tSrQ_view, tSrK_view);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
@@ -158,8 +157,8 @@ struct Mainloop {
           });
         },
         [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
-          fetch<typename Traits::ByteLdsm>(
-              smem_q + Traits::kOffsetK + at<kCols, kBlockN>(lane_k, 16 * pair, 32 * k), tSrK_view(_, pair, k));
+          fetch<typename Traits::ByteLdsm>(smem_q + Traits::kOffsetK + at<kCols, kBlockN>(lane_k, 16 * pair, 32 * k),
+                                           tSrK_view(_, pair, k));
         },
         [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), pair); });
   }
@@ -264,7 +263,7 @@ struct Mainloop {
         make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
     Tensor sVt = make_tensor(make_smem_ptr(reinterpret_cast<const Element *>(smem_v)),
                              typename Traits::SmemLayoutV16t{});  // (kHeadDim, kBlockN)
-    Tensor tOrVt = thr_mma.partition_fragment_B(sVt);                                    // (4, MMA_K, kBlockN / 16)
+    Tensor tOrVt = thr_mma.partition_fragment_B(sVt);             // (4, MMA_K, kBlockN / 16)
     const auto ldsm = make_tiled_copy_B(typename Traits::LdsmT{}, mma).get_slice(tid);
     const int lane_v = offset_in(smem_v, ldsm.partition_S(sVt)) + stage;
     Tensor tOrVt_view = ldsm.retile_D(tOrVt);

@@ -157,8 +157,8 @@ struct Quantize {
     const int tile_row = row / 16 * 16 + row / 2 % 2 * 8 + row % 16 / 4 * 2 + row % 2;  // KeyOrder(tile_row) = row
     CUTE_UNROLL
     for (int i = 0; i < kRuns; ++i)
-      *reinterpret_cast<uint4 *>(
-          k_hat + (column(i) / Block::kCols * kBlock + tile_row) * Block::kCols + column(i) % Block::kCols) =
+      *reinterpret_cast<uint4 *>(k_hat + (column(i) / Block::kCols * kBlock + tile_row) * Block::kCols +
+                                 column(i) % Block::kCols) =
           make_uint4(to_bytes<Arch>(&x[i][0], inverse), to_bytes<Arch>(&x[i][4], inverse),
                      to_bytes<Arch>(&x[i][8], inverse), to_bytes<Arch>(&x[i][12], inverse));
     if (warp == 0 && lane % 8 == 0) params.k_scale[block * 4 + group] = scale_of(amax);

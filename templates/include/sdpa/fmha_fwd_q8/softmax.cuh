@@ -84,8 +84,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
                           float (&weight)[kRows]) {
     float reference[kRows];
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i)
-      reference[i] = fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2);
+    for (int i = 0; i < kRows; ++i) reference[i] = fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2);
     refer(reference, out, weight);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -119,8 +118,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
       }
     }
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i)
-      reference[i] = largest(scores, i) - Arch::multiply(kMagic, factor(i, k_scale));
+    for (int i = 0; i < kRows; ++i) reference[i] = largest(scores, i) - Arch::multiply(kMagic, factor(i, k_scale));
     refer(reference, out, weight);
     float subtrahend[kRows], sum[kRows] = {};
     CUTE_UNROLL

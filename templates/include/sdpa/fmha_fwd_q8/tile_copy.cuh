@@ -64,7 +64,7 @@ class TileCopy {
   SDPA_DEVICE void copy_vector(int offset, void *to) const {
     const Copy_Atom<typename Arch::CpAsync, int8_t> copy;
     Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<const int8_t *>(source_ + offset)), Shape<_16>{});  // (16)
-    Tensor sX = make_tensor(make_smem_ptr(static_cast<int8_t *>(to)), Shape<_16>{});                          // (16)
+    Tensor sX = make_tensor(make_smem_ptr(static_cast<int8_t *>(to)), Shape<_16>{});                           // (16)
     cute::copy(copy.with(true), gX, sX);
   }
 
