@@ -96,6 +96,11 @@ class FmhaFwdQ8(Kernel):
         return self.mma_m * (self.head_dim // 2 + self.tile.block_n // 2)
 
     @property
+    def ctas_by_registers(self) -> int:
+        """CTAs per SM that registers are dealt out for: GPUs with more shared memory have room for them."""
+        return self.ctas_per_sm_by["registers"]
+
+    @property
     def registers(self) -> int:
         """An estimate for one thread: accumulators, P and the rest. Not capped."""
         p = self.mma_m * self.tile.block_n // (8 if self.math is Math.INT8 else 4)

@@ -28,6 +28,7 @@ using namespace cute;
 
 // As in fmha_fwd/kernel_traits.cuh.
 inline constexpr int kMaxSmemBytes = 101376;
+inline constexpr int kReservedSmemBytes = 1024;  // of every CTA
 
 inline constexpr float kMagic = 12582912.f;         // 1.5 · 2^23: this + n is exact for |n| < 2^22, and its bits
 inline constexpr uint32_t kMagicBits = 0x4B400000;  // are kMagicBits + n
@@ -50,7 +51,7 @@ struct KernelTraits {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;
   static constexpr int kNWarps = kNWarps_;
-  static constexpr int kCtasPerSm = kCtasPerSm_;
+  static constexpr int kCtasPerSm = kCtasPerSm_;  // that registers leave room for
   static constexpr int kThreads = 32 * kNWarps;
 
   // What the shared parts of attention/ and fmha_fwd/ ask.

@@ -2,6 +2,7 @@
 // workspace, and the registry row that says so. The only header that generated units of this family include.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "sdpa/attention/checks.hpp"
@@ -94,7 +95,8 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   static_assert(Traits::kSmemBytes >= Quantize<Traits>::kSmemBytes, "and one of bytes");
   KernelRow row = sdpa::make_row(Traits::kFacts, details);
   row.info.smem_bytes = Traits::kSmemBytes;
-  row.info.ctas_per_sm = Traits::kCtasPerSm;
+  row.info.ctas_per_sm =
+      std::min(Traits::kCtasPerSm, (kMaxSmemBytes + kReservedSmemBytes) / (Traits::kSmemBytes + kReservedSmemBytes));
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = workspace_bytes<Traits>;
   row.launch = launch<Functions>;

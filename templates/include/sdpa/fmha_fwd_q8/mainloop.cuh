@@ -40,16 +40,17 @@ struct Mainloop {
     const int tid = Arch::thread_idx();
     int8_t *const smem_q = reinterpret_cast<int8_t *>(smem);
     Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
-    Tensor sK = make_tensor(make_smem_ptr(smem_q + Traits::kOffsetK), typename Traits::SmemLayoutK{});
+    const auto sK = [&](int stage) SDPA_INLINE_LAMBDA {                              // (kBlockN, kHeadDim)
+      return make_tensor(make_smem_ptr(smem_q + Traits::kOffsetK + stage), typename Traits::SmemLayoutK{});
+    };
 
     typename Traits::TiledMmaQk mma_qk;
     const auto thr_qk = mma_qk.get_slice(tid);
-    Tensor tSrQ = thr_qk.partition_fragment_A(sQ);  // (16, MMA_M, kHeadDim / 32)
-    Tensor tSrK = thr_qk.partition_fragment_B(sK);  // (8, MMA_N, kHeadDim / 32)
+    Tensor tSrQ = thr_qk.partition_fragment_A(sQ);     // (16, MMA_M, kHeadDim / 32)
+    Tensor tSrK = thr_qk.partition_fragment_B(sK(0));  // (8, MMA_N, kHeadDim / 32)
     const auto ldsm_q = make_tiled_copy_A(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
     const auto ldsm_k = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
-    const int lane_q = offset_in(smem_q, ldsm_q.partition_S(sQ));
-    const int lane_k = offset_in(smem_q + Traits::kOffsetK, ldsm_k.partition_S(sK));
+    Tensor tSsQ = ldsm_q.partition_S(sQ);
     Tensor tSrQ_view = ldsm_q.retile_D(tSrQ);
     Tensor tSrK_view = ldsm_k.retile_D(tSrK);
     Tensor tScS_ = thr_qk.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{})
@@ -82,7 +83,7 @@ struct Mainloop {
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, smem_q, Arch::forget_origin(lane_q), lane_k + stage, tSrQ_view, tSrK_view);
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
@@ -91,20 +92,21 @@ struct Mainloop {
         apply_mask<Traits>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
 
       if constexpr (Traits::kQuantizesV) {
+        const int8_t *const smem_v = smem_q + Traits::kOffsetV + stage;
         // This lane's first token of every 16, whose scale may be that of all its others. Alike in all lanes.
         const float *const v_log2 = reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
         const float *const v_inverse = v_log2 + kBlockN;
         float weight[kRows];
         if (!Arch::any(*v_inverse < 0.f)) {
           softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
-          add_bytes(tOrO, tSrS, weight, smem_q, stage);
+          add_bytes(tOrO, tSrS, weight, smem_v);
         } else {
           softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
-          add_bytes(tOrO, tSrS, weight, smem_q, stage);
+          add_bytes(tOrO, tSrS, weight, smem_v);
         }
       } else {
         softmax.update(scores, tOrO_rows, k_scale);
-        add_halves(tOrO, tSrS, smem, stage);
+        add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + stage));
       }
       n_block -= 1;
       free_stage = stage;
@@ -121,45 +123,18 @@ struct Mainloop {
   }
 
  private:
-  // Rows of a tile lie `kCols` bytes apart, those of `kTileRows` rows behind one another, and are swizzled by 16 bytes: so a
-  // lane's bytes of other columns are those of column 0 with some bits turned, and other rows, 8 at least, are further on.
-  // Offsets are found anew where they are needed, from one that a lane keeps: registers are what this loop lacks.
-  template <class Source>
-  SDPA_DEVICE static int offset_in(const int8_t *tile, const Source &tXsX) {
-    return static_cast<int>(reinterpret_cast<const int8_t *>(&tXsX(_0{})) - tile);
-  }
-  template <int kCols, int kTileRows>
-  SDPA_DEVICE static int at(int lane, int row, int column) {
-    return (lane ^ column % kCols) + column / kCols * kCols * kTileRows + row * kCols;
-  }
-
-  template <class Ldsm, class View>
-  SDPA_DEVICE static void fetch(const int8_t *from, View &&to) {
-    using T = typename std::decay_t<View>::value_type;
-    Tensor source = make_tensor(make_smem_ptr(reinterpret_cast<const T *>(from)), Shape<Int<16 / sizeof(T)>>{});
-    cute::copy(Ldsm{}, source, to);
-  }
-
   // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
   // are no registers for a whole k-step twice.
-  template <class Mma, class Acc, class FragA, class FragB, class ViewA, class ViewB>
+  template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB>
   SDPA_DEVICE static void multiply_qk(const Mma &mma, Acc &tSrS, const FragA &tSrQ, const FragB &tSrK,
-                                      const int8_t *smem_q, int lane_q, int lane_k, ViewA &&tSrQ_view,
-                                      ViewB &&tSrK_view) {
-    constexpr int kPairs = kBlockN / 16, kCols = Traits::kByteCols;
+                                      const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view) {
+    constexpr int kPairs = kBlockN / 16;
     CUTE_UNROLL
     for (int i = 0; i < size(tSrS); ++i) tSrS(i) = kMagicBits;
     in_pairs<kHeadDim / 32, kPairs>(
-        [&](auto k) SDPA_INLINE_LAMBDA {
-          arch::static_for<Traits::kMmaM>([&](auto m) SDPA_INLINE_LAMBDA {
-            fetch<typename Traits::ByteLdsm>(smem_q + at<kCols, kBlockM>(lane_q, m * 16 * Traits::kNWarps, 32 * k),
-                                             tSrQ_view(_, m, k));
-          });
-        },
-        [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
-          fetch<typename Traits::ByteLdsm>(smem_q + Traits::kOffsetK + at<kCols, kBlockN>(lane_k, 16 * pair, 32 * k),
-                                           tSrK_view(_, pair, k));
-        },
+        [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
         [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), pair); });
   }
 
@@ -192,10 +167,8 @@ struct Mainloop {
 
   // O += weight · P̂ V̂, kColumnTiles MMA tiles of columns at a time. tSrS: 252 P · 2^-24.
   template <class Acc, class Scores>
-  SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem,
-                                    int stage) {
+  SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem_v) {
     constexpr int kTiles = Traits::kColumnTiles, kSteps = kBlockN / 32;
-    const int8_t *const smem_v = smem + Traits::kOffsetV;
     typename Traits::TiledMmaPv mma;
     // Tiles 2i and 2i + 1 of S are the keys 16i + 4l + {0, 1, 2, 3} of a row: a register of operand A.
     Tensor tOrP = make_tensor<uint8_t>(
@@ -217,7 +190,7 @@ struct Mainloop {
 
     Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
     const auto ldsm = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma).get_slice(Arch::thread_idx());
-    const int lane_v = offset_in(smem_v, ldsm.partition_S(sVt)) + stage;
+    Tensor tOsVt = ldsm.partition_S(sVt);  // (16, kHeadDim / 16, kSteps)
     arch::static_for<kHeadDim / 8 / kTiles>([&](auto chunk) SDPA_INLINE_LAMBDA {
       constexpr int kChunk = decltype(chunk)::value;
       Tensor tOrVt = make_tensor<int8_t>(
@@ -228,8 +201,8 @@ struct Mainloop {
       clear(sums);
       arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
         arch::static_for<kTiles / 2>([&](auto pair) SDPA_INLINE_LAMBDA {
-          fetch<typename Traits::ByteLdsm>(
-              smem_v + at<kBlockN, kHeadDim>(lane_v, 8 * kChunk * kTiles + 16 * pair, 32 * k), tOrVt_view(_, pair, k));
+          cute::copy(typename Traits::ByteLdsm{}, tOsVt(_, Int<kChunk * kTiles / 2 + decltype(pair)::value>{}, k),
+                     tOrVt_view(_, pair, k));
         });
         cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), sums);
       });
@@ -250,8 +223,7 @@ struct Mainloop {
 
   // O += P V of 16 bits. tSrS: P.
   template <class Acc, class Scores>
-  SDPA_DEVICE static void add_halves(Acc &tOrO, const Scores &tSrS, const char *smem, int stage) {
-    const int8_t *const smem_v = reinterpret_cast<const int8_t *>(smem) + Traits::kOffsetV;
+  SDPA_DEVICE static void add_halves(Acc &tOrO, const Scores &tSrS, Element *smem_v) {
     typename Traits::TiledMmaPv mma;
     const int tid = Arch::thread_idx();
     const auto thr_mma = mma.get_slice(tid);
@@ -261,18 +233,15 @@ struct Mainloop {
     for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(tSrS(2 * i), tSrS(2 * i + 1));
     Tensor tOrP =
         make_tensor(tOrP_.data(), accumulator_as_operand_a(tOrP_.layout()));  // ((2, 2, 2), MMA_M, kBlockN / 16)
-    Tensor sVt = make_tensor(make_smem_ptr(reinterpret_cast<const Element *>(smem_v)),
-                             typename Traits::SmemLayoutV16t{});  // (kHeadDim, kBlockN)
-    Tensor tOrVt = thr_mma.partition_fragment_B(sVt);             // (4, MMA_K, kBlockN / 16)
+    Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutV16t{});  // (kHeadDim, kBlockN)
+    Tensor tOrVt = thr_mma.partition_fragment_B(sVt);                                    // (4, MMA_K, kBlockN / 16)
     const auto ldsm = make_tiled_copy_B(typename Traits::LdsmT{}, mma).get_slice(tid);
-    const int lane_v = offset_in(smem_v, ldsm.partition_S(sVt)) + stage;
+    Tensor tOsVt = ldsm.partition_S(sVt);
     Tensor tOrVt_view = ldsm.retile_D(tOrVt);
-    constexpr int kCols = 2 * Traits::kSmemCols;  // in bytes, as all columns
     in_pairs<kBlockN / 16, kHeadDim / 16>(
         [](auto) SDPA_INLINE_LAMBDA {},
-        [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
-          fetch<typename Traits::LdsmT>(smem_v + at<kCols, kBlockN>(lane_v, 16 * k, 32 * pair), tOrVt_view(_, pair, k));
-        },
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
         [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), pair); });
   }
 };
