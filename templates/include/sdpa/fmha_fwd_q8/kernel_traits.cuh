@@ -124,9 +124,8 @@ struct KernelTraits {
       TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _16>>>;
   static constexpr int kMmaM = kBlockM / (16 * kNWarps);
   static constexpr int kRowsPerThread = 2 * kMmaM;
-  // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. Where O takes 128 registers, there is no
-  // room for more.
-  static constexpr int kColumnTiles = kHeadDim % 64 == 0 && kMmaM * kHeadDim < 256 ? 4 : 2;
+  // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. A larger O leaves no room for more.
+  static constexpr int kColumnTiles = kHeadDim == 64 ? 4 : 2;
 
   using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
   using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;
