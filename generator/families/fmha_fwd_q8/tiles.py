@@ -26,7 +26,7 @@ def tiles(*names: str) -> tuple[Tile, ...]:
 # math → head_dim → tiles.
 TILES: dict[Math, dict[int, tuple[Tile, ...]]] = {
     Math.INT8: {
-        64: tiles("m64n64_s2_w4"),  # of all, 128 rows spill
+        64: tiles("m64n64_s2_w4"),
         128: tiles("m64n64_s2_w4"),
     },
     Math.INT8_QK: {
