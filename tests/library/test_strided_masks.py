@@ -81,10 +81,12 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
 ) -> None:
     q, k, v = operands()
     mask = t5_bias(1, dtype)[0, 0].contiguous()
-    as_it_lies = attention(q, k, v, attn_mask=mask)
+    as_it_lies = extras.UNALIGNED_COPY_SCORES
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
-    assert torch.equal(attention(q, k, v, attn_mask=mask), as_it_lies)
-    lying, copied = planned
+    out = attention(q, k, v, attn_mask=mask)
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
+    assert torch.equal(out, attention(q, k, v, attn_mask=mask))
+    copied, lying = planned
     assert lying.data_ptr() == mask.data_ptr()
     assert copied.shape == lying.shape
     assert copied.stride()[:2] == (0, 0)  # what it broadcasts over is not written out
