@@ -105,6 +105,6 @@ class FmhaFwdQ8(Kernel):
         """An estimate for one thread: accumulators, P, what P V needs, and the rest. Not capped."""
         if self.math is Math.INT8:  # sums of some columns next to O
             p, of_pv = self.mma_m * self.tile.block_n // 8, self.mma_m * self.head_dim // 4
-        else:  # fragments of V
-            p, of_pv = self.mma_m * self.tile.block_n // 4, 16
+        else:  # fragments of V, and addresses of its rows
+            p, of_pv = self.mma_m * self.tile.block_n // 4, self.head_dim // 4
         return self.accumulator_registers + p + of_pv + OTHER_REGISTERS
