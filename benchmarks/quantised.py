@@ -2,21 +2,26 @@
 
     python -m benchmarks.quantised                             # 1K to 16K, head_dim 64 and 128: minutes
     python -m benchmarks.quantised --seqlens 4096 --head-dims 128 --causal --json FILE
+    python -m benchmarks.quantised --kernels '*_s2_w4_*'       # of other tiles, those of these names
     python -m benchmarks.quantised --errors                    # the contract alone
 
 One row is one whole call: 16-bit tensors in and out, K and V quantised within. `sm_89` is this library's
 16-bit kernel of the same instructions, `exact` the one that it would choose on this card (on Hopper one of
-another instruction set), next to torch's flash and cuDNN backends. TFLOP/s count the mathematical problem,
-whatever multiplies. Errors are those of 128 rows of every head against float64: relative L2 and 1 - cosine of
-the worst head, the largest difference. Exit status 1 when a result breaks the contract of docs/quantised.md.
+another instruction set), next to torch's flash and cuDNN backends; both are left out where a library
+has quantised kernels alone. Other quantised kernels of a head_dim go by their tiles. TFLOP/s count the
+mathematical problem, whatever multiplies. Errors are those of 128 rows of every head against float64:
+relative L2 and 1 - cosine of the worst head, the largest difference. Exit status 1 when a result breaks the
+contract of docs/quantised.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +37,7 @@ from sdpa_cutlass import Causal, DType, Precision, Problem, attention, explain
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.timing import Contestant, time_on_gpu
+from sdpa_cutlass.errors import NoKernelError
 
 FORMAT = 1
 HEADS = 16
@@ -76,10 +82,18 @@ def breaks(precision: Precision, found: dict[str, float], *, is_normal: bool) ->
     return not (found["l2"] <= l2 and found["one_minus_cosine"] <= angle)
 
 
+def tile_of(kernel: str) -> str:
+    """The tile in a kernel's name: m64n64_s2_w4."""
+    return "_".join(re.findall(r"_(m\d+n\d+|s\d+|w\d+)(?=_)", kernel))
+
+
 def contestants(
-    tensors: Tensors, causal: Causal | None
+    tensors: Tensors, causal: Causal | None, kernels: str = "*"
 ) -> dict[str, tuple[Callable[[], torch.Tensor], Any, str]]:
-    """name → (a call, the context around it, the kernel that runs)."""
+    """name → (a call, the context around it, the kernel that runs).
+
+    `kernels`: which quantised ones stand next to the chosen ones, a glob of names.
+    """
     q, k, v = tensors
     found: dict[str, tuple[Callable[[], torch.Tensor], Any, str]] = {}
     out = torch.empty_like(q)
@@ -97,21 +111,24 @@ def contestants(
         found[precision.value] = own(precision=precision), contextlib.nullcontext, chosen.name
         for row in asked.candidates:  # other tiles, by name
             kernel = row.kernel
-            if row.refusal is None and kernel.head_dim == q.shape[3] and kernel is not chosen:
-                name = f"{precision.value} m{kernel.block_m}"
+            if kernel is chosen or not fnmatch.fnmatch(kernel.name, kernels):
+                continue
+            if row.refusal is None and kernel.head_dim == q.shape[3]:
+                name = f"{precision.value} {tile_of(kernel.name)}"
                 found[name] = (
                     own(precision=precision, kernel=kernel.name),
                     contextlib.nullcontext,
                     kernel.name,
                 )
-    exact = explain(q, k, v, causal=causal)
-    sm89 = next(
-        row.kernel.name
-        for row in exact.candidates
-        if row.refusal is None and row.kernel.arch == 89 and not row.kernel.is_general
-    )
-    found["sm_89"] = own(kernel=sm89), contextlib.nullcontext, sm89
-    found["exact"] = own(), contextlib.nullcontext, exact.choice.kernel.name
+    with contextlib.suppress(NoKernelError):
+        exact = explain(q, k, v, causal=causal)
+        sm89 = next(
+            row.kernel.name
+            for row in exact.candidates
+            if row.refusal is None and row.kernel.arch == 89 and not row.kernel.is_general
+        )
+        found["sm_89"] = own(kernel=sm89), contextlib.nullcontext, sm89
+        found["exact"] = own(), contextlib.nullcontext, exact.choice.kernel.name
 
     def torchs() -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
@@ -124,7 +141,13 @@ def contestants(
 
 
 def measure(
-    seqlen: int, head_dim: int, heads_kv: int, dtype: str, causal: Causal | None, budget_s: float
+    seqlen: int,
+    head_dim: int,
+    heads_kv: int,
+    dtype: str,
+    causal: Causal | None,
+    budget_s: float,
+    kernels: str,
 ) -> Iterator[dict[str, Any]]:
     """One row for each contestant at one problem."""
     batch = max(1, TOKENS // seqlen)
@@ -142,7 +165,7 @@ def measure(
     )
     rows = torch.linspace(0, seqlen - 1, min(CHECKED_ROWS, seqlen), device="cuda").long()
     ref = reference((q, k, v), rows, causal)
-    calls = contestants((q, k, v), causal)
+    calls = contestants((q, k, v), causal, kernels)
     failures: dict[str, str] = {}
     found: dict[str, dict[str, float]] = {}
     for name, (call, context, _) in list(calls.items()):
@@ -254,6 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads-kv", type=int, default=HEADS, help=f"of {HEADS}")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--budget-s", type=float, default=0.2, help="GPU time of a contestant at a problem")
+    parser.add_argument(
+        "--kernels", default="*", metavar="GLOB", help="which other quantised kernels to time, by name"
+    )
     parser.add_argument("--errors", action="store_true", help="the contract alone")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -268,7 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.errors:
         for head_dim in options.head_dims:
             for seqlen in options.seqlens:
-                times += measure(seqlen, head_dim, options.heads_kv, options.dtype, causal, options.budget_s)
+                times += measure(
+                    seqlen,
+                    head_dim,
+                    options.heads_kv,
+                    options.dtype,
+                    causal,
+                    options.budget_s,
+                    options.kernels,
+                )
         print("\n".join(table_of_times(times)))
     checked = [row for head_dim in options.head_dims for row in check_families(head_dim, options.dtype)]
     print(f"\nS = {ERRORS_SEQLEN}, relative L2 of the worst head; ! breaks the contract\n")

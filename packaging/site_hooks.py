@@ -2,7 +2,8 @@
 
 The documents link to each other as they lie in the repository. README, CONTRIBUTING and CHANGELOG become
 pages of the site; any other file outside docs/ that a page links to is put next to them, under `repository/`.
-The interactive page of results is made from the committed result files as the site is built.
+The interactive page of results is made from the committed result files as the site is built. A picture
+scrolls in its own size and opens by itself; assets/site.css has the rest of how pages look.
 A build fails when a public name of the package has no docstring, or does not stand in docs/api.md.
 """
 
@@ -21,6 +22,8 @@ from mkdocs.structure.files import File
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 MARKER = re.compile(r"^<!-- (?:results:|end results).*-->$", re.MULTILINE)
+IMAGE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
+SHORT_CODE = re.compile(r"(?<=<td><code)(?=>[^<]{1,24}</code></td>)")  # a name of a tile, not of a test
 EXPLORER = "explore.html"
 PACKAGE, REFERENCE = "sdpa_cutlass", "api.md"
 
@@ -49,18 +52,25 @@ def on_files(files: Any, config: Any) -> Any:
             if target and target not in seen and (root / target).is_file():
                 seen.add(target)
                 waiting.append(target)
-    files.append(File.generated(config, EXPLORER, content=_explorer(root)))
+    files.append(File.generated(config, EXPLORER, content=_explorer(root, config)))
     return files
 
 
-def _explorer(root: Path) -> str:
-    """The interactive page; its module and what it reads belong to the checkout, not to this environment."""
+def _explorer(root: Path, config: Any) -> str:
+    """The interactive page; its module and what it reads belong to the checkout, not to this environment.
+
+    Only here it has a way back: as a file that somebody was sent it stands alone.
+    """
     sys.path.insert(0, str(root))
     try:
         from benchmarks.documents import explore
     finally:
         sys.path.remove(str(root))
-    return explore.page(explore.committed(root))
+    title = "<h1>Results</h1>"
+    page = explore.page(explore.committed(root))
+    if page.count(title) != 1:
+        raise PluginError(f"{EXPLORER} must have {title} once")
+    return page.replace(title, f'<p><a href="index.html">{config["site_name"]}</a></p>\n{title}')
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -77,6 +87,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"{path}#{anchor}" if anchor else path
 
     return LINK.sub(moved, MARKER.sub("", markdown))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Pictures become links to themselves; a short name that is all of a table's cell stays in one line."""
+    html = IMAGE.sub(lambda found: f'<a class="picture" href="{found[1]}">{found[0]}</a>', html)
+    return SHORT_CODE.sub(' class="short"', html)
 
 
 def site_uri(source: str) -> str:

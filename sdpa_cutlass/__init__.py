@@ -1,4 +1,4 @@
-"""Fused scaled-dot-product attention for NVIDIA GPUs, with the piped CUTLASS baseline beside it.
+"""Fused scaled-dot-product attention for NVIDIA GPUs, with the piped CUTLASS baseline next to it.
 
     scaled_dot_product_attention(query, key, value, ...)   torch's signature and meaning
     attention(query, key, value, *, causal=None, ...)      this library's own options

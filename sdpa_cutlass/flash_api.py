@@ -129,7 +129,7 @@ def flash_attn_varlen_func(
     """q [total_q, Hq, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv] → out [total_q, Hq, Dv].
 
     Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q and those of cu_seqlens_k of k and
-    v: int32 tensors [B + 1] beside q. max_seqlen_q and max_seqlen_k are upper bounds of the lengths. The
+    v: int32 tensors [B + 1] on q's device. max_seqlen_q and max_seqlen_k are upper bounds of the lengths. The
     other arguments, the returned tuple and the errors stand at the top of this file.
     """
     _check_tensors({"q": q, "k": k, "v": v}, "[total, heads, head_dim]", dims=3)

@@ -59,7 +59,7 @@ def tables(paths: Sequence[Path]) -> str:
     where = [f"- {_machine(document['env'])}" for document in documents]
     headers = [
         "case",
-        "",
+        "what",
         "this library",
         *(f"{document['env']['device']}: {TITLES[backend]}" for document, backend in columns),
         "FA2",

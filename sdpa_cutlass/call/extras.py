@@ -1,9 +1,9 @@
 """What general kernels take besides q, k and v: a mask, dropout, lengths and sinks, as the C ABI has them.
 
 A mask becomes a view [B, Hq, Sq, Sk] whose broadcast dimensions have stride 0; only batch dimensions that
-cannot be merged into one are copied, never what they broadcast over. A large mask whose neighbouring keys are
-not neighbours in memory is copied too, by who runs it (`dense_copy`). Lengths are int32 tensors on the
-device, and their values are never read here. Every error names argument, value and what is allowed.
+cannot be merged into one are copied, never what they broadcast over. A large mask that kernels would have to
+read element by element is copied too, by who runs it (`dense_copy`). Lengths are int32 tensors on the device,
+and their values are never read here. Every error names argument, value and what is allowed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 2**31 - 1
 _ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
+_RUN = 8  # neighbouring keys that a thread reads at once, by vectors of up to 16 bytes
 DENSE_COPY_SCORES = 2**20
 """From so many scores on, a mask with a strided last dimension is copied. On an H200 (2026-11-23) the bias of
 T5, bfloat16 [16, 12, 512, 512] with strides (3145728, 1, 6144, 12), took 511 µs as it lies and 67 µs when
 contiguous and shared by the batch: 9 µs for a million scores, which is what a copy costs at least."""
+UNALIGNED_COPY_SCORES = 2**23
+"""From so many scores on, a mask is copied whose rows do not begin where vectors may, as with an odd number
+of keys. On an H200 (2026-11-24) a bool mask of 6029 by 6029, head_dim 80, took 252 µs in the fastest kernel;
+the model of aligned rows has 84: 5 µs for a million scores. No plan is kept for a copy, so each call
+takes as long as a first one; the limit is higher for that. What the copy itself takes was not measured."""
 MASK_TYPES = {
     "bool": MaskType.BOOL,
     "float16": MaskType.F16,
@@ -101,15 +107,27 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
 
 
 def needs_dense_copy(mask: torch.Tensor) -> bool:
-    """Whether reading `mask` [B, Hq, Sq, Sk] element by element costs more than a copy whose keys are
-    neighbours: each element is a memory request of its own then.
+    """Whether reading `mask` [B, Hq, Sq, Sk] element by element costs more than a copy of which kernels read
+    vectors: each element is a memory request of its own then.
     """
-    batch, heads, rows, keys = mask.shape
-    return keys > 1 and mask.stride(3) not in (0, 1) and batch * heads * rows * keys >= DENSE_COPY_SCORES
+    scores, keys = math.prod(mask.shape), mask.shape[3]
+    if keys == 1 or mask.stride(3) == 0:
+        return False
+    if mask.stride(3) != 1:
+        return scores >= DENSE_COPY_SCORES
+    return scores >= UNALIGNED_COPY_SCORES and not _has_aligned_rows(mask)
+
+
+def _has_aligned_rows(mask: torch.Tensor) -> bool:
+    """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of fmha_fwd/launch.cuh."""
+    size = mask.element_size()
+    vector = min(_RUN * size, _ROW_BYTES)
+    starts = (mask.stride(dim) * size for dim in range(3) if mask.shape[dim] > 1)
+    return mask.data_ptr() % vector == 0 and all(start % vector == 0 for start in starts)
 
 
 def dense_copy(mask: torch.Tensor) -> torch.Tensor:
-    """`mask` [B, Hq, Sq, Sk] with neighbouring keys side by side, and rows that vectors can be loaded from.
+    """`mask` [B, Hq, Sq, Sk] with neighbouring keys side by side, in rows that vectors can be loaded from.
 
     Dimensions that it broadcasts over are not written out.
     """

@@ -1,9 +1,9 @@
 """`python -m sdpa_cutlass`: the commands' arguments, and nothing that takes time to import.
 
     bundle     one result in one file, from which anybody can repeat it
-    bench      whole suites beside every peer, recorded in a folder
+    bench      whole suites next to every peer, recorded in a folder
     changes    what differs between two result files: times, regressions, machines
-    compare    fused attention beside the piped baseline, torch's backends and the naive chain
+    compare    fused attention next to the piped baseline, torch's backends and the naive chain
     info       what was built, from what, for which GPUs, and what is found on this machine
     profile    what a kernel's code is made of, and what bounds a launch
     warm       loads kernels ahead, so that the first call does not wait for the driver's compiler
@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="python -m sdpa_cutlass",
-        description="Fused scaled-dot-product attention beside its peers.",
+        description="Fused scaled-dot-product attention next to its peers.",
     )
     parser.add_argument("--version", action="version", version=f"sdpa_cutlass {sdpa_cutlass.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

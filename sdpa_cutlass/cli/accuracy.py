@@ -10,7 +10,9 @@ our own dropout can be checked: the others' masks are their own.
 The bounds, all of which must hold, are
   whole tensor     max|out - ref| <= 2 max|chain - ref| + 1e-5, chain = naive_attention in the input type
   every element    |out - ref| <= 1e-3 max(1, |ref|) + half a unit in the last place of the output at ref
-  log-sum-exp      |lse - ref| <= 1e-4
+  log-sum-exp      |lse - ref| <= 1e-4 + 2^-21 |ref|
+The second part of the last one is what float32 cannot resolve: four units in the last place. With a bias of
+-1900 a unit is 1.2e-4, and a score is rounded when the bias is added, when it turns to base 2, and back.
 A bfloat16 element is allowed 2^-8 Σ p |v| more, the most that rounding P to the type of the product can cost.
 The piped baseline keeps its logits in float16, as any such pipeline does, so the second does not apply to it.
 """
@@ -32,6 +34,7 @@ DROPOUT_CHECK_SCORES = 2**27
 FLOAT64_SCORES = 2**29
 BLOCK_SCORES = {"cuda": 2**28, "cpu": 2**22}
 LSE_BOUND = 1e-4
+_LSE_SLACK = 2.0**-21  # of the value: as in tests/kernels/numerics.py
 MANTISSA_AND_MIN_EXPONENT = {"float16": (10, -14), "bfloat16": (7, -126)}
 
 
@@ -82,9 +85,11 @@ class Reference:
         max_err_lse = None
         if lse is not None:
             found = lse.flatten(0, 1)[self.pairs].to(self.lse.dtype)
-            max_err_lse = float((found - self.lse).abs().masked_fill(found == self.lse, 0).max())
-            if not max_err_lse <= LSE_BOUND:
-                violations.append(f"max error of LSE {max_err_lse:.3g} > {LSE_BOUND:g}")
+            error = (found - self.lse).abs().masked_fill(found == self.lse, 0)
+            max_err_lse = float(error.max())
+            slack = _LSE_SLACK * self.lse.abs().nan_to_num(posinf=0)
+            if not bool((error <= LSE_BOUND + slack).all()):
+                violations.append(f"max error of LSE {max_err_lse:.3g} > {LSE_BOUND:g}, and float32's steps")
         return Errors(max_err_out, max_err_lse, "; ".join(violations) or None, bound)
 
 

@@ -18,7 +18,7 @@ EVERYBODY = (*PROVIDERS, *PEERS)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `python -m sdpa_cutlass bench` takes."""
     parser.description = (
-        "Measures whole suites beside every peer that can be imported and writes a complete record into a "
+        "Measures whole suites next to every peer that can be imported and writes a complete record into a "
         "folder: JSON (as it is measured), CSV and pictures. For a quick look, or your own inputs, there is "
         "`compare`. Exit status: 0 done, 1 a kernel of this library is wrong or failed or a time is below "
         "what the hardware can do, 2 wrong usage or no GPU for a suite that needs one."

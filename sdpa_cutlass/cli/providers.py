@@ -170,7 +170,7 @@ def _lower_right(case: Case, operands: Operands, *, as_bias: bool) -> Any:
     from torch.nn.attention.bias import causal_lower_right
 
     if operands.conditions.mask is not None:
-        raise NotImplementedError("torch has no bottom_right causal mask beside another mask")
+        raise NotImplementedError("torch has no bottom_right causal mask next to another mask")
     if as_bias:
         return causal_lower_right(case.seqlen_q, case.seqlen_k)
     q = operands.qkv.q

@@ -212,7 +212,7 @@ def save(results: Results, path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes beside `path` and renames into place: a reader sees the old content or the new, no mixture."""
+    """Writes next to `path` and renames into place: a reader sees the old content or the new, no mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -9,7 +9,7 @@ contestants take turns loop by loop. The spread of wall_us is half the distance 
 percentile. Only calls that the GPU finishes within SMALL_US are timed so: for longer ones Python's share is
 hidden behind the GPU's.
 
-The rows of suite `wall` are of the ways to call this library at the mission shape, beside torch's:
+The rows of suite `wall` are of the ways to call this library at the mission shape, next to torch's:
 
     plan_run       AttentionPlan.run, planned before
     attention_out  attention(q, k, v, out=out)

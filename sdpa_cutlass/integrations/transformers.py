@@ -84,13 +84,14 @@ def attention_forward(
     """What a layer of transformers calls. Not for use by hand.
 
     query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv] → (out [B, Sq, Hq, Dv], None).
-    attention_mask: a VisibleKeys, a mask that broadcasts to [B, Hq, Sq, Sk], or None: causal, row i seeing
-    the keys 0..i, if `is_causal` (by default the module's, or True) and Sq > 1.
+    attention_mask: a VisibleKeys, a mask that broadcasts to [B, Hq, Sq, Sk] (more columns are cut off, as
+    transformers does), or None: causal, row i seeing the keys 0..i, if `is_causal` (by default the module's,
+    or True) and Sq > 1.
 
     Raises UnsupportedError for a call that neither side can compute: the message names the argument.
     """
     tracing = torch.compiler.is_compiling()
-    visible = _as_visible(attention_mask)
+    visible = _as_visible(attention_mask, key.shape[2])
     sinks = options.get("s_aux")
     reason = _unserved_option(options)
     detail: object = None
@@ -117,13 +118,16 @@ def attention_forward(
     return _fall_back(module, query, key, value, attention_mask, own, options)
 
 
-def _as_visible(mask: torch.Tensor | None) -> Visible:
-    """What a layer's mask says. An ordinary tensor says all of it, a causal order included."""
+def _as_visible(mask: torch.Tensor | None, seqlen_k: int) -> Visible:
+    """What a layer's mask says. An ordinary tensor says all of it, a causal order included.
+
+    GPT-2 of transformers 4.53 makes masks of one column more than there are keys.
+    """
     if mask is None:
         return Visible(causal=None)
     if isinstance(mask, VisibleKeys):
         return mask.visible
-    return Visible(causal=None, keys=mask)
+    return Visible(causal=None, keys=mask[..., :seqlen_k])
 
 
 _UNSERVED = ("softcap", "position_bias", "cache", "head_mask")

@@ -1,11 +1,11 @@
 """The static gates of the quantised kernels: what must hold of the code of every row's two functions.
 
     S = Q̂ K̂ᵀ   IMMA 16 x 8 x 32             rows / 16 · keys / 8 · head_dim / 32 in each main loop of a warp
-    O += P̂ V̂   IMMA 16 x 8 x 32, int8       rows / 16 · head_dim / 8 · keys / 32
+    O += P̂ V̂   IMMA 16 x 8 x 32, int8       rows / 16 · head_dim / 8 · keys / 32, twice: see below
     O += P V   HMMA 16 x 8 x 16, int8_qk    rows / 16 · head_dim / 8 · keys / 16
 
-Two loops, one of which masks. Bytes are never transposed on the way from shared memory, and nothing lies in
-local memory.
+Two loops, one of which masks. For int8, blocks whose tokens share scales have code of their own from softmax
+on. Bytes are never transposed on the way from shared memory, and nothing lies in local memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def loop_counts(kernel: KernelInfo) -> dict[str, int]:
     is_int8 = kernel.accuracy is Accuracy.INT8
     bytes_of_pv, halves_of_pv = m * (d // 8) * (n // 32), m * (d // 8) * (n // 16)
     return {
-        r"IMMA\.16832": m * (n // 8) * (d // 32) + (bytes_of_pv if is_int8 else 0),
+        r"IMMA\.16832": m * (n // 8) * (d // 32) + (2 * bytes_of_pv if is_int8 else 0),
         r"HMMA\.16816": 0 if is_int8 else halves_of_pv,
         r"LDSM\.16\.MT88": 0 if is_int8 else (n // 16) * (d // 16),
     }

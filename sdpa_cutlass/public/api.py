@@ -43,17 +43,17 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, forward only, in float16 and bfloat16.
+    """torch.nn.functional.scaled_dot_product_attention in float16 and bfloat16.
 
     query [..., Hq, Sq, D], key [..., Hkv, Sk, D], value [..., Hkv, Sk, Dv] → [..., Hq, Sq, Dv]. `attn_mask`
-    broadcasts to [..., Hq, Sq, Sk]: boolean (True = attend), or float16, bfloat16 or float32 of whatever
-    dtype query has, added to the scaled scores. `is_causal` lets row i see keys 0..i (top_left). `scale`
+    broadcasts to [..., Hq, Sq, Sk]: boolean (True = attend), or float16, bfloat16 or float32 for any
+    dtype of query, added to the scaled scores. `is_causal` lets row i see keys 0..i (top_left). `scale`
     defaults to 1/sqrt(D). With `enable_gqa`, Hkv may be any divisor of Hq. A row that sees no key gives
     zeros. Random bits come from torch's generator of the device.
 
-    Raises NotImplementedError for inputs that require grad and head dimensions beyond the kernels';
-    TypeError or ValueError, naming the argument, for anything else that is not allowed, such as attn_mask
-    together with is_causal.
+    Differentiable in query, key and value up to head_dim 128. Raises NotImplementedError for a bias that
+    requires grad and head dimensions beyond the kernels'; TypeError or ValueError, naming the argument, for
+    anything else that is not allowed, such as attn_mask together with is_causal.
     """
     causal = _TOP_LEFT if is_causal else None
     try:
@@ -111,7 +111,7 @@ def attention(
     query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv], float16 or bfloat16, any strides → out
     [B, Hq, Sq, Dv], laid out as query is. Hkv divides Hq unless `enable_gqa` is False. Fewer or more leading
     dimensions work as in torch. D and Dv may be anything up to the largest kernel's head_dim; unless both
-    are multiples of 8, the tensors concerned are copied and filled up with zeros. Besides torch tensors, any
+    are multiples of 8, the tensors concerned are copied and filled up with zeros. Not only torch tensors: any
     array with __dlpack__, __cuda_array_interface__ or __array_interface__ is read in place, kinds may be
     mixed, and the results are torch tensors (`out` is returned as it was given). Under torch.autocast,
     float32 inputs are cast as torch would, and a float mask along with them.
@@ -123,11 +123,12 @@ def attention(
     p_dropout: the probability to drop a weight, 0 to 1; the others are divided by 1 - p_dropout. At 1 the
         output is 0.
     philox: the seed and offset that decide which weights are dropped (see `dropout_mask`): two integers in
-        [0, 2^64), or a tensor [2] of int64 or uint64 beside query, which is read when the kernel runs. By
-        default they come from torch's generator of the device.
-    seqlens_q, seqlens_k: int32 tensors [B] beside query, contiguous: how many rows of query and of key and
-        value each sequence really has. Read when the kernel runs, and cut to [0, S]. Rows beyond give 0 and
-        -inf, keys beyond are not read. "bottom_right" then counts from each sequence's own last row and key.
+        [0, 2^64), or a tensor [2] of int64 or uint64 on query's device, which is read when the kernel runs.
+        By default they come from torch's generator of the device.
+    seqlens_q, seqlens_k: int32 tensors [B] on query's device, contiguous: how many rows of query and of key
+        and value each sequence really has. Read when the kernel runs, and cut to [0, S]. Rows beyond give 0
+        and -inf, keys beyond are not read. "bottom_right" then counts from each sequence's own last row and
+        key.
     layout: "bhsd", or "bshd" for query, key, value and out as [B, S, H, D].
     return_lse: also return softmax_lse [B, Hq, Sq] float32, natural log, before dropout; -inf for a row that
         sees no key, whose output is 0.
@@ -143,9 +144,9 @@ def attention(
     window: (left, right): row i sees only the keys i + off - left to i + off + right, both included; -1 is
         no limit. off is 0 where `causal` is "top_left", else Sk - Sq, or that of each sequence's own
         lengths; a causal mask sets right to 0. Blocks of keys that no row of a tile sees are not read.
-    sinks: tensor [Hq] of float16, bfloat16 or float32 beside query, contiguous: one logit for each query
-        head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse, like a
-        key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
+    sinks: tensor [Hq] of float16, bfloat16 or float32 on query's device, contiguous: one logit for each
+        query head, in natural units and not scaled. It joins the denominator of its rows, and softmax_lse,
+        like a key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
     precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
         value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
         Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.

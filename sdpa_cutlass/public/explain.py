@@ -70,7 +70,10 @@ class Explanation:
             mark = "*" if kernel is self.choice.kernel else " "
             numbers = f"{cost.ctas:7} {cost.waves:7.2f} {cost.useful:7.0%} {cost.microseconds:9.2f}"
             lines.append(f"{mark} {kernel.name:{width}}  {numbers}  {verdict}")
-        lines += [f"  {count} kernels refused: {reason}" for reason, count in others.items()]
+        lines += [
+            f"  {count} {'kernel' if count == 1 else 'kernels'} refused: {reason}"
+            for reason, count in others.items()
+        ]
         return "\n".join(lines)
 
 
@@ -125,8 +128,10 @@ def _copies(operands: operands.Operands, mask: torch.Tensor | None) -> tuple[str
         if not is_loadable(tensor)
     ]
     if mask is not None and extras.needs_dense_copy(mask):
+        why = "neighbouring keys are no neighbours in memory"
+        if mask.stride(3) == 1:
+            why = "rows do not begin where kernels can read several keys at once"
         found.append(
-            f"attn_mask, with strides {mask.stride()}: neighbouring keys are no neighbours in memory; what "
-            "it broadcasts over is not written out"
+            f"attn_mask, with strides {mask.stride()}: {why}; what it broadcasts over is not written out"
         )
     return tuple(found)

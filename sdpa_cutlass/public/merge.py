@@ -33,7 +33,7 @@ def merge_states(
 
     Returns out [batch, heads, seqlen_q, head_dim] in `out_dtype`, laid out as the first part is, and lse
     [batch, heads, seqlen_q] float32. Sums are in float32, go by the order of the parts and depend on nothing
-    else, so that bits repeat. A part whose lse is -inf counts for nothing, whatever it holds: where all are,
+    else, so that bits repeat. A part whose lse is -inf counts for nothing, not even NaN: where all are,
     out is 0, and lse -inf or the sink. NaN and +inf go on as the formulas say.
 
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched: a

@@ -51,8 +51,8 @@ def attention_varlen(
     key and value. Sequences may be empty, and one without keys gives 0 and -inf. Rows of out outside every
     sequence are left as they are if `out` is given, and hold anything otherwise.
 
-    cu_seqlens_q, cu_seqlens_k: int32 tensors [B + 1] beside query, contiguous, ascending from 0. Never read
-        on the host, so a CUDA graph or compiled code may run again with other lengths.
+    cu_seqlens_q, cu_seqlens_k: int32 tensors [B + 1] on query's device, contiguous, ascending from 0. Never
+        read on the host, so a CUDA graph or compiled code may run again with other lengths.
     max_seqlen_q, max_seqlen_k: upper bounds of the lengths; what lies beyond them is cut off. They size the
         launch, so bounds far too large cost time.
     softmax_lse [Hq, total_q] float32. In a dropout mask, rows and columns count within their sequence and

@@ -106,6 +106,18 @@ def test_wrong_outputs_are_caught() -> None:
     assert reference.check(other_mask[0].half(), lse).violation is not None
 
 
+def test_a_large_log_sum_exp_may_be_off_by_what_float32_cannot_resolve() -> None:
+    """As far from 0 as a bias of distances makes it; a small one may not."""
+    case = CASES["host/b1_h2_s160_d64_causal"]
+    reference = accuracy.make_reference(inputs_of(case), causal=True, seed=0)
+    out = reference.out.unflatten(0, (1, 2)).half()
+    for shift, allowed in ((0.0, 0.9e-4), (-2000.0, 0.9e-3)):
+        moved = dataclasses.replace(reference, lse=reference.lse + shift)
+        lse = moved.lse.unflatten(0, (1, 2))
+        assert moved.check(out, (lse + allowed).float()).violation is None
+        assert "error of LSE" in str(moved.check(out, (lse + 2 * allowed).float()).violation)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_ulp(dtype: torch.dtype) -> None:
     values = torch.tensor([1.0, 1.5, 0.75, -3.0, 1e-3, 60000.0, 6.2e-5], dtype=dtype)

@@ -315,6 +315,31 @@ def test_times_of_the_same_gpu_have_to_agree(
     assert found["kernel"].answer is Answer.AGREES
 
 
+def test_what_was_not_repeated_is_said(tmp_path: Path) -> None:
+    """A claim that another machine cannot check is no claim that it confirms."""
+    path = tmp_path / "row.zip"
+    assert main(["bundle", "mission/b1_h8_s512_d64", "--from", str(HOPPER), "--out", str(path)]) == 0
+    bundle = check.load(path)
+    assert "empty: no generated files" in archive.read(path)["README.txt"].decode()
+
+    def said(kernel: Answer, time: Answer) -> str:
+        findings = [
+            check.Finding("kernel", "a", "b", kernel),
+            check.Finding("time", "5 us", "-", time, "no GPU was used here"),
+        ]
+        is_confirmed = Answer.BROKEN not in (kernel, time)
+        return check.to_text(bundle, findings, is_confirmed=is_confirmed, by="b on the host library")
+
+    text = said(Answer.DIFFERS, Answer.NOT_COMPARED)
+    assert "run here: b on the host library\n" in text
+    assert "not repeated here: kernel: another library or device\n" in text
+    assert "not repeated here: time: no GPU was used here\n" in text
+    assert "to repeat all of it: library " in text
+    assert " on NVIDIA H200\nbundle not contradicted: " in text
+    assert "\nbundle confirmed: " in said(Answer.AGREES, Answer.AGREES)
+    assert "\nbundle NOT confirmed: " in said(Answer.AGREES, Answer.BROKEN)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpu.zip"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from generator.families import FAMILIES
+from sdpa_cutlass import flash_api
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -73,12 +75,12 @@ def test_no_page_is_too_long(document: Path) -> None:
 
 @every_document
 def test_every_table_has_a_head(document: Path) -> None:
-    """A first row with words in it, and a rule of as many cells below."""
+    """A first row with words in each cell, but for a last one of remarks; a rule of as many cells below."""
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     tables = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
     for table in tables:
         head, rule = [line.strip().strip("|").split("|") for line in table.splitlines()[:2]]
-        assert any(cell.strip() for cell in head), table[:200]
+        assert all(cell.strip() for cell in head[:-1]), table[:200]
         assert all(re.fullmatch(r"\s*:?-{2,}:?\s*", cell) for cell in rule), table[:200]
         assert len(head) == len(rule), table[:200]
 
@@ -104,6 +106,17 @@ def test_printed_python_runs(name: str) -> None:
 
 
 APART = ("docs/transformers.md", "docs/testing.md")  # their code changes the process
+
+
+def test_the_way_from_flash_attn_is_complete() -> None:
+    """The page of migration has every function of flash_api and every argument of them."""
+    text = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
+    table = text.partition("| argument of flash_attn |")[2].partition("\n\n")[0]
+    for name in flash_api.__all__:
+        assert f"`from sdpa_cutlass.flash_api import {name}`" in text, name
+        for argument in inspect.signature(getattr(flash_api, name)).parameters:
+            pattern = rf"^\|.*(?<!\w){argument}(?![\w\]])[^|]*\|"
+            assert re.search(pattern, table, re.MULTILINE), (name, argument)
 
 
 def test_every_page_with_python_is_run() -> None:

@@ -60,7 +60,7 @@ def test_columns_are_the_backends_of_each_machine(tmp_path: Path) -> None:
         "a\n<!-- semantics: . -->\nMeasured:\n- cpu: torch 2.11, 2026-11-21\n- cuda: torch"
     )
     assert made.endswith("<!-- end semantics -->\nb\n")
-    assert "| case |  | this library | cpu: math | cuda: math | cuda: cuDNN | FA2 |" in made
+    assert "| case | what | this library | cpu: math | cuda: math | cuda: cuDNN | FA2 |" in made
     assert made.count("the row: NaN; others: right |") == 3
     assert "| ? |" in made  # not measured
     with pytest.raises(ValueError, match="has no block"):

@@ -24,6 +24,7 @@ THREADS = 128  # of the pre-pass, whose sums of the mean are made side by side
 LARGEST = np.float32(127)
 SMALLEST = np.float32(2.0**-100)  # below, numbers count as zero
 CAP = np.float32(0.01)
+FLAT = np.float32(4)  # largest over smallest of tokens that may share a scale
 MAGIC = np.float32(12582912.0)
 NO_KEY = np.float32(-1.7e38)
 SLACK = np.float32(8.0)
@@ -116,7 +117,7 @@ def quantize_keys(k: Floats, columns: int) -> Keys:
 
 @dataclass(frozen=True)
 class Values:
-    """V̂ [rows, columns], log2 of each token's scale, and INVERSE_UNIT over it."""
+    """V̂ [rows, columns], log2 of each token's scale, and INVERSE_UNIT over it: negative in flat blocks."""
 
     bytes: Bytes
     log2: Floats
@@ -127,11 +128,21 @@ def quantize_values(v: Floats, columns: int) -> Values:
     """Of one head's values [Sk, Dv]."""
     wide = _whole_blocks(_widened(v, columns))
     amax = _largest(wide, 1)
+    unit = np.full_like(amax, INVERSE_UNIT)
+    for of_block, units in zip(amax.reshape(-1, BLOCK), unit.reshape(-1, BLOCK), strict=True):
+        counted = np.isfinite(of_block) & (of_block >= SMALLEST)
+        of_lanes = of_block.reshape(4, 4, 4)  # 16 keys, lane, its four
+        most = of_lanes.max((0, 2))
+        with np.errstate(over="ignore"):
+            is_flat = counted.all() and (most <= FLAT * of_lanes.min((0, 2))).all()
+        if is_flat:
+            of_lanes[:] = most[None, :, None]
+            units[:] = -INVERSE_UNIT
     scale, inverse = scales_of(amax)
     for row, of_block in zip(scale.reshape(-1, BLOCK), amax.reshape(-1, BLOCK), strict=True):
         counted = np.isfinite(of_block) & (of_block >= SMALLEST)
         row[of_block < SMALLEST] = of_block[counted].min() / LARGEST if counted.any() else 1
-    return Values(_to_bytes(wide, inverse[:, None]), np.log2(scale), INVERSE_UNIT / scale)
+    return Values(_to_bytes(wide, inverse[:, None]), np.log2(scale), unit / scale)
 
 
 def quantize_queries(q: Floats, softmax_scale: float) -> tuple[Bytes, Floats]:
@@ -200,17 +211,28 @@ def attend(
                 value[: len(v[part])] = v[part]
                 out = _f32(out + rounded.astype(np.float32) @ value)
                 continue
-            x = _f32(x + values.log2[part])
-            x = np.where(visible[:, part], x, np.float32(-np.inf))
-            reference = np.fmax(np.fmax.reduce(_f32(x - shift[:, part]), axis=1), NO_KEY)
+            log2_st, inverse = values.log2[part], values.inverse[part]
+            is_flat = bool(inverse[0] < 0)
+            if is_flat:
+                logits = _f32(sums[:, part] * c.astype(np.float64) + log2_st)
+            else:
+                x = _f32(x + log2_st)
+                logits = _f32(x - shift[:, part])
+            logits = np.where(visible[:, part], logits, np.float32(-np.inf))
+            x = np.where(visible[:, part], x, -np.inf)
+            reference = np.fmax(np.fmax.reduce(logits, axis=1), NO_KEY)
             row_max, row_sum, out = _moved(row_max, row_sum, out, reference)
             weight = _exp2(_f32(reference - row_max))
             offset = np.float32(np.log2(LARGEST_P) - 24)
-            subtrahend = _f32(_f32(reference[:, None] + shift[:, part]) - offset)
-            p = _exp2(_f32(x - subtrahend))
+            if is_flat:
+                less = _f32(_f32(reference[:, None] - log2_st) - offset)
+                subtrahend = _f32(float(MAGIC) * c.astype(np.float64) + less)
+            else:
+                subtrahend = _f32(_f32(reference[:, None] + shift[:, part]) - offset)
+            p = _exp2(_f32(x - subtrahend.astype(np.float64)))
             p_bytes = np.where(np.isnan(p), 255, np.rint(np.nan_to_num(p).astype(np.float64) * 2.0**24))
             largest = max(largest, int(p_bytes.max()))
-            row_sum = _f32(row_sum + _f32((p.astype(np.float64) * values.inverse[part]).sum(1)) * weight)
+            row_sum = _f32(row_sum + _f32((p.astype(np.float64) * np.abs(inverse)).sum(1)) * weight)
             products = p_bytes.astype(np.int64) @ values.bytes[part, : v.shape[1]].astype(np.int64)
             out = _f32(out + _f32(products) * weight[:, None])
         out_scale = float(INVERSE_UNIT) * 2.0**-24 if has_byte_values else 1.0
@@ -243,10 +265,10 @@ def _to_bfloat16(x: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Room:
-    """The parts of a workspace, as NumPy arrays over its memory: the layout of fmha_fwd_q8/params.hpp."""
+    """The parts of a workspace, from its memory: the layout of fmha_fwd_q8/params.hpp."""
 
     k_hat: Bytes  # [heads, rows, columns]
-    v_hat: Bytes | None  # [heads, columns, rows]
+    v_hat: Bytes | None  # [heads, rows, columns]
     k_scale: Floats  # [heads, rows / 64, 4]
     v_log2: Floats | None  # [heads, rows]
     v_inverse: Floats | None
@@ -267,14 +289,27 @@ class Room:
             end += -(-count // 256) * 256
             return part
 
-        rows = blocks * BLOCK
-        room = Room(
-            k_hat=take(np.int8, heads, rows, columns),
-            v_hat=take(np.int8, heads, columns, rows) if int8 else None,
-            k_scale=take(np.float32, heads, blocks, 4),
-            v_log2=take(np.float32, heads, rows) if int8 else None,
-            v_inverse=take(np.float32, heads, rows) if int8 else None,
-            k_mean=take(np.float32, batch_heads, columns),
-        )
+        rows, tile = blocks * BLOCK, BLOCK * columns
+        of_blocks = take(np.uint8, heads * blocks, 2 * tile + 8 * BLOCK if int8 else tile)
+        k_scale, k_mean = take(np.float32, heads, blocks, 4), take(np.float32, batch_heads, columns)
         assert end == size, f"the workspace has {size} bytes, and its parts {end}"
-        return room
+
+        def part(dtype: type, first: int, *shape: int) -> NDArray:
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            return np.ascontiguousarray(of_blocks[:, first : first + count]).view(dtype).reshape(-1, *shape)
+
+        width = next(width for width in (128, 64, 32) if columns % width == 0)
+        k = part(np.int8, 0, columns // width, BLOCK, width).transpose(0, 2, 1, 3).reshape(-1, BLOCK, columns)
+        # Row 16 i + 8 h + 2 l + e of a tile is key 16 i + 4 l + 2 h + e.
+        k = k.reshape(-1, 4, 2, 4, 2, columns).transpose(0, 1, 3, 2, 4, 5)
+        of_tokens = (heads, rows)
+        return Room(
+            k_hat=k.reshape(heads, rows, columns),
+            v_hat=part(np.int8, tile, columns, BLOCK).transpose(0, 2, 1).reshape(heads, rows, columns)
+            if int8
+            else None,
+            k_scale=k_scale,
+            v_log2=part(np.float32, 2 * tile, BLOCK).reshape(of_tokens) if int8 else None,
+            v_inverse=part(np.float32, 2 * tile + 4 * BLOCK, BLOCK).reshape(of_tokens) if int8 else None,
+            k_mean=k_mean,
+        )

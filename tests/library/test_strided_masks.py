@@ -1,4 +1,6 @@
-"""Masks whose neighbouring keys are no neighbours in memory, as a T5 bias is: copied once where that pays."""
+"""Masks that kernels would read element by element, as a T5 bias or one of an odd number of keys: copied once
+where that pays.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +75,50 @@ def test_each_call_reads_what_the_mask_holds_then(planned: list[torch.Tensor]) -
     assert planned[0].data_ptr() != mask.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bool], ids=str)
+def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
+    dtype: torch.dtype, planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = operands()
+    mask = t5_bias(1, dtype)[0, 0].contiguous()
+    as_it_lies = extras.UNALIGNED_COPY_SCORES
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    out = attention(q, k, v, attn_mask=mask)
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
+    assert torch.equal(out, attention(q, k, v, attn_mask=mask))
+    copied, lying = planned
+    assert lying.data_ptr() == mask.data_ptr()
+    assert copied.shape == lying.shape
+    assert copied.stride()[:2] == (0, 0)  # what it broadcasts over is not written out
+    assert copied.stride(2) * copied.element_size() % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_aligned"),
+    [
+        (torch.zeros(ROWS, 48, dtype=torch.bool), True),
+        (torch.zeros(ROWS, 44, dtype=torch.bool), False),
+        (torch.zeros(ROWS, 56, dtype=torch.bool), True),
+        (torch.zeros(ROWS, 56, dtype=torch.float16), True),
+        (torch.zeros(ROWS, 52, dtype=torch.float16), False),
+        (torch.zeros(ROWS, 52, dtype=torch.float32), True),
+        (torch.zeros(ROWS, 51, dtype=torch.float32), False),
+        (torch.zeros(ROWS, 56, dtype=torch.float16)[:, 4:52], False),
+        (torch.zeros(ROWS, 56, dtype=torch.float16)[:, 8:51], True),
+        (torch.zeros(1, 43), True),
+        (torch.zeros(BATCH, 1, 1, 43), False),
+    ],
+    ids=lambda value: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else "",
+)
+def test_which_rows_are_aligned(
+    mask: torch.Tensor, is_aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    mask = mask.expand(BATCH, HEADS, ROWS, mask.shape[-1])
+    assert extras.needs_dense_copy(mask) != is_aligned
+    assert not extras.needs_dense_copy(extras.dense_copy(mask))
+
+
 @pytest.mark.parametrize(
     "mask",
     [
@@ -105,6 +151,8 @@ def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(explain(q, k, v, attn_mask=mask))
     assert f"copied   attn_mask, with strides (0, 1, {KEYS * HEADS}, {HEADS})" in text
     assert "copied" not in str(explain(q, k, v, attn_mask=mask.contiguous()))
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    assert "rows do not begin where" in str(explain(q, k, v, attn_mask=mask.contiguous()))
     columns = torch.randn(BATCH, HEADS, HEAD_DIM, KEYS, dtype=torch.float16).transpose(2, 3)
     assert f"copied   key, with strides {columns.stride()}" in str(explain(q, columns, v))
 

@@ -143,6 +143,16 @@ def mistral(size: Size, *, window: int, max_length: int = 128) -> torch.nn.Modul
     )
 
 
+def set_attention(model: torch.nn.Module, name: str) -> None:
+    """`model.set_attn_implementation(name)`, which transformers 4.53 does not have."""
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(name)
+    else:
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = name
+
+
 def gpt_oss(size: Size, *, window: int, max_length: int = 128) -> torch.nn.Module:
     """A gpt-oss in float32: a sink for each query head, every other layer with a window, two experts."""
     from transformers import GptOssConfig, GptOssForCausalLM

@@ -72,8 +72,8 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         name="q_direct_reads_one_row_too_few",
         header=_MAINLOOP,
-        old="row < sequence.seqlen_q - first_row &&",
-        new="row < sequence.seqlen_q - first_row - 1 &&",
+        old="inside = row < sequence.seqlen_q - first_row &&",
+        new="inside = row < sequence.seqlen_q - first_row - 1 &&",
         defect="KV groups: the last row of Q is not read",
         kernels=Kernels.GROUPS,
         by=Check.NUMERICS,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _SPLIT = "fmha_fwd/split.cuh"
+_MAINLOOP = "fmha_fwd/mainloop.cuh"
+_MERGE = "fmha_fwd/group_merge.cuh"
 _KEY_SPLIT = "attention/key_split.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
@@ -21,7 +23,41 @@ def _split(name: str, old: str, new: str, defect: str, by: Check, *, header: str
     )
 
 
+def _alone(name: str, old: str, new: str, defect: str, *, header: str) -> Mutant:
+    return Mutant(
+        name=f"split_alone_{name}",
+        header=header,
+        old=old,
+        new=new,
+        defect=defect,
+        kernels=Kernels.SPLIT_ALONE,
+        by=Check.NUMERICS,
+    )
+
+
 SPLITS: tuple[Mutant, ...] = (
+    # ---- without KV groups ----
+    _alone(
+        "reads_one_row_too_few",
+        "if (row < sequence.seqlen_q - first_row &&",
+        "if (row < sequence.seqlen_q - first_row - 1 &&",
+        "the last row of Q is not read",
+        header=_MAINLOOP,
+    ),
+    _alone(
+        "ignores_a_negative_scale",
+        "sign = params.negate_q ? 0x80008000u : 0u;",
+        "sign = 0u;",
+        "Q keeps its sign under a negative scale",
+        header=_MAINLOOP,
+    ),
+    _alone(
+        "sums_of_a_lane",
+        "row_sum[i] = SoftmaxState::across_quad(softmax.row_sum[i]);",
+        "row_sum[i] = softmax.row_sum[i];",
+        "a part's row sums are those of one lane",
+        header=_MERGE,
+    ),
     # ---- which keys ----
     _split(
         "begins_a_block_late",

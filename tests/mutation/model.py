@@ -30,6 +30,8 @@ class Kernels(Enum):
     DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
     SPLIT = ("d32_m16n32_s1_w4_g4_f16_general_split",)
     """Several CTAs share the keys of a tile."""
+    SPLIT_ALONE = ("d32_m64n64_s1_w4_f16_general_split",)
+    """The same without KV groups; Q goes to shared memory."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
     HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)

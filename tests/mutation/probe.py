@@ -45,6 +45,20 @@ _GENERAL = (
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
+_SPLITS = (Kernels.SPLIT, Kernels.SPLIT_ALONE)
+_OF_SPLITS = (
+    "test_split.py",
+    "test_causal_offsets.py",
+    "test_limits.py",
+    "test_operand_strides.py",
+    "test_large_scores.py",
+    "test_lengths.py",
+    "test_window.py",
+    "test_sinks.py",
+    "test_general.py",
+    "test_guard_pages.py",
+    "test_bank_conflicts.py",
+)
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.HOPPER_GENERAL: _GENERAL,
@@ -57,19 +71,8 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_bank_conflicts.py",
     ),
     Kernels.BACKWARD: ("test_backward.py",),
-    Kernels.SPLIT: (
-        "test_split.py",
-        "test_causal_offsets.py",
-        "test_limits.py",
-        "test_operand_strides.py",
-        "test_large_scores.py",
-        "test_lengths.py",
-        "test_window.py",
-        "test_sinks.py",
-        "test_general.py",
-        "test_guard_pages.py",
-        "test_bank_conflicts.py",
-    ),
+    Kernels.SPLIT: _OF_SPLITS,
+    Kernels.SPLIT_ALONE: _OF_SPLITS,
 }
 _FIRST: dict[Check, tuple[str, ...]] = {
     Check.IDENTITIES: ("test_limits.py", "test_operand_strides.py", "test_hidden_keys.py"),
@@ -150,7 +153,7 @@ def probe(
     record = library.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
     names = list(dict.fromkeys(_TESTS.get(kernels, _PLAIN)))
-    if stop_at in _FIRST and kernels is not Kernels.SPLIT:
+    if stop_at in _FIRST and kernels not in _SPLITS:
         names.sort(key=lambda name: name not in _FIRST[stop_at])
     tests = [str(ROOT / "tests" / "kernels" / name) for name in names]
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider"]
@@ -160,8 +163,8 @@ def probe(
     if stop_at_first:
         arguments.append("--exitfirst")
     if observed:
-        arguments += ["-k", _OBSERVED_SPLIT if kernels is Kernels.SPLIT else _OBSERVED]
-    elif kernels is Kernels.SPLIT:
+        arguments += ["-k", _OBSERVED_SPLIT if kernels in _SPLITS else _OBSERVED]
+    elif kernels in _SPLITS:
         arguments += ["-k", _SPLIT]
     log = library.with_suffix(".log")
     process = _imported().Process(target=_run_pytest, args=(arguments, library, log))

@@ -39,11 +39,11 @@ RULES: tuple[Rule[FmhaFwd], ...] = (
     ),
     Rule(
         "split",
-        "split only in general kernels with KV groups, without dropout",
+        "split only in general kernels, with no dropout and no _qreg",
         lambda c: (
             not c.split
-            or (c.general and not c.dropout and c.tile.kv_groups > 1)
-            or "a split kernel is general, has KV groups and no dropout"
+            or (c.general and not c.dropout and not c.tile.q_in_regs)
+            or "a split kernel is general, with no dropout and no Q in registers"
         ),
     ),
     Rule(

@@ -17,8 +17,8 @@ MMA_M = 16  # query rows that one warp's mma.sync covers
 SCALE_BYTES = 4  # float32
 SCALES = 2  # of a token: log2 of its scale, and the inverse
 
-# What a thread holds next to its accumulators: addresses, row statistics and scales, fragments.
-OTHER_REGISTERS = 64
+# What a thread holds next to its accumulators: addresses, row statistics and scales.
+OTHER_REGISTERS = 40
 
 
 class Math(Enum):
@@ -96,7 +96,15 @@ class FmhaFwdQ8(Kernel):
         return self.mma_m * (self.head_dim // 2 + self.tile.block_n // 2)
 
     @property
+    def ctas_by_registers(self) -> int:
+        """CTAs per SM that registers are dealt out for: GPUs with more shared memory have room for them."""
+        return self.ctas_per_sm_by["registers"]
+
+    @property
     def registers(self) -> int:
-        """An estimate for one thread: accumulators, P and the rest. Not capped."""
-        p = self.mma_m * self.tile.block_n // (8 if self.math is Math.INT8 else 4)
-        return self.accumulator_registers + p + OTHER_REGISTERS
+        """An estimate for one thread: accumulators, P, what P V needs, and the rest. Not capped."""
+        if self.math is Math.INT8:  # sums of some columns next to O
+            p, of_pv = self.mma_m * self.tile.block_n // 8, self.mma_m * self.head_dim // 4
+        else:  # fragments of V, and addresses of its rows
+            p, of_pv = self.mma_m * self.tile.block_n // 4, self.head_dim // 4
+        return self.accumulator_registers + p + of_pv + OTHER_REGISTERS

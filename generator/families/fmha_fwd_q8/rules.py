@@ -11,7 +11,7 @@ from generator.families.fmha_fwd_q8.config import MMA_M, FmhaFwdQ8
 BLOCK_N = 64  # keys that share groups of K, the rule for tokens of zeros and rows of packed sequences
 K_STEP = 32  # bytes of a k-step of the MMA
 MAX_HEAD_DIM = 256  # beyond, the sums of Q Kᵀ leave the integers that a float holds next to 1.5 · 2^23
-WARPS = 4  # the pre-pass has as many
+WARPS = (4, 8)  # the pre-pass has 4, whatever the attention has
 
 RULES: tuple[Rule[FmhaFwdQ8], ...] = (
     Rule(
@@ -29,8 +29,8 @@ RULES: tuple[Rule[FmhaFwdQ8], ...] = (
     ),
     Rule(
         "warps",
-        f"{WARPS} warps",
-        lambda c: c.tile.warps == WARPS or f"{c.tile.warps} warps are not {WARPS}",
+        f"{WARPS[0]} or {WARPS[1]} warps",
+        lambda c: c.tile.warps in WARPS or f"{c.tile.warps} warps are neither {WARPS[0]} nor {WARPS[1]}",
     ),
     Rule(
         "block_m",

@@ -22,9 +22,10 @@ Lengths are unknown here: sequences count as full. The constants were fitted to 
 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up
 to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %. Pieces and
 later ends come from random problems and `tune` on the same card (tests/library/test_measured_choices.py),
-what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V). The
-constants of general kernels are estimates. What counts is the ranking: other cards enter only through their
-rates.
+what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and,
+with what split and wide kernels cost once, from the random problems of 2026-11-24. Split kernels without KV
+groups were not measured. The constants of general kernels are estimates. What counts is the ranking: other
+cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ _HIDDEN_SHARE = 0.3  # of its neighbours' rounds, under which a later CTA's ends
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
 _MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
 _CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
+_WIDE_CYCLES = 2300  # of a CTA at head_dim 256, as its square: code and registers that are used once
+_WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
+_PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -69,6 +73,7 @@ _SPLIT_CYCLES = 4500  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
+_PART_CYCLES = 0.4  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
 _MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 
@@ -120,13 +125,19 @@ class FmhaFwd(Model):
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._round = [work.cycles(count) for count in range(self._resident + 1)]
-        self._once = [(masking + merge) * count for count in range(self._resident + 1)]
+        is_wide = kernel.is_split or (kernel.kv_groups == 1 and kernel.head_dim > _WIDE_FROM)
+        wide = _WIDE_CYCLES * (kernel.head_dim / 256) ** 2 if is_wide else 0.0
+        self._once = [(masking + merge + wide) * count for count in range(self._resident + 1)]
+        is_packed = kernel.is_split and kernel.kv_groups > 1
+        self._row_cycles = _PACKED_CYCLES * problem.head_dim * kernel.kv_groups if is_packed else 0.0
         self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
+        # CTAs of splits that an SM may have: with KV groups one keeps it busy.
+        self._most_shared = self._resident if kernel.is_split and kernel.kv_groups == 1 else 1
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, round_cycles, once, sms = self.kernel, self._round, self._once, self.device.sms
@@ -136,6 +147,7 @@ class FmhaFwd(Model):
         keys_a_round = kernel.block_n * kernel.kv_groups
         limited_rows = rows_of_tiles(problem, block_m, heads)
         num_splits, meeting = 0, 0.0
+        packing = self._row_cycles * min(block_m, rows)
         if kernel.is_split:
             block_n = kernel.block_n
             blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
@@ -159,13 +171,13 @@ class FmhaFwd(Model):
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
         cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
-        return LAUNCH_CYCLES + (cycles + meeting), num_splits
+        return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
     def may_split(self, problem: Problem) -> bool:
         kernel = self.kernel
         rows = problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv
         tiles = -(-rows // kernel.block_m) * problem.batch * problem.num_heads_kv
-        return kernel.is_split and 2 * tiles <= self.device.sms
+        return kernel.is_split and 2 * tiles <= self.device.sms * self._most_shared
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
@@ -200,23 +212,25 @@ class FmhaFwd(Model):
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting.
 
-        Of those numbers that fill the card at most once, so that every KV group keeps a block.
+        Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
         """
-        groups, round_cycles = self.kernel.kv_groups, self._round[1]
-        most = min(self.device.sms // tiles, blocks // groups, _MAX_SPLITS)
+        groups, sms = self.kernel.kv_groups, self.device.sms
+        most = min(sms * self._most_shared // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > _MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)
         if meetings is None:
             meetings = [_meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
             self._meetings[rows] = meetings
-        best, least = 1, -(-blocks // groups) * round_cycles
-        shortest = -(-blocks // (most * groups)) * round_cycles
+        round_cycles = self._round
+        best, least = 1, -(-blocks // groups) * round_cycles[-(-tiles // sms)]
+        shortest = -(-blocks // (most * groups)) * round_cycles[1]
         for num_splits in range(2, most + 1):
             meeting = meetings[num_splits]
             if shortest + meeting >= least:
                 break  # meetings grow with their number
-            cycles = -(-blocks // (num_splits * groups)) * round_cycles + meeting
+            share = -(-tiles * num_splits // sms)
+            cycles = -(-blocks // (num_splits * groups)) * round_cycles[share] + meeting
             if cycles < least:
                 best, least = num_splits, cycles
         return best, meetings[best]
@@ -266,4 +280,5 @@ def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
     vectors = 4 * rows * kernel.head_dim // _PART_VECTOR_BYTES
     part = _PART_VECTOR_BYTES * kernel.threads / L2_BYTES_PER_CLOCK
     trips = ceil_div(num_splits, _PARTS_PER_TRIP)
-    return _SPLIT_CYCLES + ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
+    merging = ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
+    return _SPLIT_CYCLES + merging + _PART_CYCLES * rows * kernel.head_dim

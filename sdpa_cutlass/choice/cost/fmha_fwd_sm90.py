@@ -4,40 +4,49 @@ For a block of keys the consumers of a CTA need
     mma      block_n·head_dim/16 clocks each              S = Q·Kᵀ and O += P·V, at wgmma's rate
     ex2      4·block_n clocks each                        16 a clock
 Exponentials of one consumer run under the products of the others, but for a part that is the larger, the
-fewer products there are to hide it, and the fewer consumers. The constants were fitted to measurements on an
-H200 (2026-11-24, fp16, 16384 tokens, S = 2048 and 8192, full and causal): 425 to 691 TFLOP/s over five
-head_dims and two tiles each. Its clock falls under that load, which _CLOCK_LOSS stands for. What general
-kernels and short causal tiles cost is an estimate. Lengths are unknown here: sequences count as full.
+fewer products there are to hide it, and the fewer consumers. A card that is full runs slower than one with a
+few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
+at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
+beginning and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an
+H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which half
+are within 6 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the same card.
+Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
 from __future__ import annotations
+
+import math
 
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import Problem
 from ..visible_keys import rows_of_tiles
-from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
+from .model import LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
-_MMA_CLOCKS = 1 / 16  # of a warpgroup, for a key and a column of head_dim
-_EX2_CLOCKS = 4  # of a warpgroup, for a key
-_TILE_CYCLES = 2500  # a tile's first product and last store, behind the first tile
-_CLOCK_LOSS = 1.2
+_ROWS_OF_A_PRICE = 16
+_MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
+_EX2_CLOCKS = 3.7  # of a warpgroup, for a key
+# By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
+_FIRST_CYCLES = {2: 5300, 3: 6200}
+_TILE_CYCLES = {2: 3500, 3: 1800}
+_Q_BYTES_PER_CLOCK = 36.5  # and of O, where every SM asks for them
+_FULL_CARD_LOSS = 0.237
+_UNALIGNED_LOSS = 0.161  # on top of that
+_SECTOR_COLUMNS = 16
+_NARROW_LOSS = 1.16  # head_dims that go in pieces of 16 columns
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
-_EXPOSED = {2: 0.74, 3: 0.52}
-_HIDDEN_BY_MMA = {2: 0.68, 3: 0.87}  # of that share, for each time that there are as many products again
-_LEAST_EXPOSED = 0.1  # of it
-# Under a causal mask consumers of a CTA have unlike numbers of blocks, and wait for each other.
-_CAUSAL_LOSS = {2: 1.0, 3: 1.08}
-_GENERAL_SLOWDOWN = 1.04
-# grid.hpp decides by these: the most keys of causal tiles that are taken in turn, and the clocks each saves.
-_MOST_KEYS = 1024
-_SAVED_BY_TILE = 2000
+_EXPOSED = {2: 0.53, 3: 0.3}
+_HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there are as many products again
+_CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
+_GENERAL_LOSS = {2: 1.18, 3: 1.04}
+_GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
+_WINDOW_TILE_CYCLES = 2000  # and masks at both ends
 
 
 class FmhaFwdSm90(Model):
-    """Equal tiles are dealt out to the SMs at once, and so are causal ones that are short. Other causal
-    tiles, and those of general kernels, start as SMs become free, the longest first.
+    """Equal tiles are dealt out to the SMs at once. Causal ones are too where they are short, or start as SMs
+    become free, the longest first: either way the SMs end nearly together.
     """
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
@@ -45,44 +54,47 @@ class FmhaFwdSm90(Model):
         consumers = kernel.block_m // _WARPGROUP_ROWS
         mma = consumers * kernel.block_n * kernel.head_dim * _MMA_CLOCKS
         ex2 = consumers * kernel.block_n * _EX2_CLOCKS
-        exposed = _EXPOSED[consumers] * max(1 - _HIDDEN_BY_MMA[consumers] * (mma / ex2 - 1), _LEAST_EXPOSED)
-        self._block = (mma + min(exposed, 1) * ex2) * _CLOCK_LOSS
+        exposed = _EXPOSED[consumers] * max(1 - _HIDDEN_BY_MMA[consumers] * (mma / ex2 - 1), 0)
+        self._block = mma + min(exposed, 1) * ex2
+        if kernel.head_dim % 32:
+            self._block *= _NARROW_LOSS
         self._is_limited = problem.is_causal or problem.window is not None
         if self._is_limited:
-            self._block *= _CAUSAL_LOSS[consumers]
+            self._block *= _CAUSAL_LOSS
         if kernel.is_general:
-            self._block *= _GENERAL_SLOWDOWN
-        self._clocks_by_key = consumers * (kernel.head_dim // 16 + 2)
-        self.rows_of_a_price = kernel.block_m
-        self.keys_of_a_price = kernel.block_n
+            self._block *= _GENERAL_LOSS[consumers]
+        self._tile = float(_TILE_CYCLES[consumers])
+        if kernel.is_general:
+            self._tile += _GENERAL_TILE_CYCLES + (_WINDOW_TILE_CYCLES if problem.window is not None else 0)
+        self._first = _FIRST_CYCLES[consumers]
+        is_unaligned = problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
+        self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
+        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
+        if not problem.has_lengths:
+            self.rows_of_a_price = _ROWS_OF_A_PRICE
+            self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, sms = self.kernel, self.device.sms
         heads = problem.batch * problem.num_heads_q
-        tiles = ceil_div(problem.seqlen_q, kernel.block_m) * heads
-        if not self._is_limited and not kernel.is_general:
-            tile = ceil_div(problem.seqlen_k, kernel.block_n) * self._block + _TILE_CYCLES
-            return LAUNCH_CYCLES + CTA_CYCLES + ceil_div(tiles, sms) * tile, 0
-        mean_blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
-        most_blocks = mean_blocks
+        tiles: float = ceil_div(problem.seqlen_q, kernel.block_m) * heads
+        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
+        if problem.has_lengths:  # sequences end anywhere in their last tile and block
+            tiles = (problem.seqlen_q / kernel.block_m + 0.5) * heads
+            blocks = problem.seqlen_k / kernel.block_n + 0.5
+        load = min(tiles / sms, 1)
+        block = self._block * (1 + self._full_card_loss * load)
+        priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
+        crossing = self._row_bytes * min(priced_rows, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
         rows = rows_of_tiles(problem, kernel.block_m, 1)
-        if rows is not None:
-            mean_blocks = rows.all_rounds(kernel.block_n) / rows.count
-            most_blocks = rows.rounds(0, kernel.block_n)
-        ends = CTA_CYCLES - (_SAVED_BY_TILE if self._takes_turns(problem, tiles) else 0)
-        longest = most_blocks * self._block + CTA_CYCLES
-        # The SMs end apart, by less the more tiles each has had.
-        apart = longest * sms / (2 * tiles)
-        return LAUNCH_CYCLES + max(tiles * (mean_blocks * self._block + ends) / sms + apart, longest), 0
-
-    def _takes_turns(self, problem: Problem, tiles: int) -> bool:
-        """Whether CTAs take several causal tiles: num_ctas of grid.hpp."""
-        sms = self.device.sms
-        if self.kernel.is_general or tiles <= sms:
-            return False
-        keys = min(problem.seqlen_k, max(problem.seqlen_q + problem.causal_offset, 0))
-        whole = ceil_div(keys, self.kernel.block_n) * self.kernel.block_n  # where grid.hpp counts keys
-        return keys <= _MOST_KEYS and whole * self._clocks_by_key * 5 // 4 <= _SAVED_BY_TILE * tiles // sms
+        if rows is None:
+            tile = longest = blocks * block
+            rounds: float = math.ceil(tiles / sms)
+        else:
+            tile = rows.all_rounds(kernel.block_n) / rows.count * block
+            longest, rounds = rows.rounds(0, kernel.block_n) * block, max(tiles / sms, 1)
+        dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
+        return LAUNCH_CYCLES + self._first + crossing + max(dealt, longest), 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel

@@ -7,7 +7,8 @@ Some differences break a claim, and `verify` fails for them; all others are show
     outputs    that kernel gives the same bits for the same inputs there
     time       on the same model of GPU and with the same library, the time differs by no more than the noise
                of runs (changes.py)
-Times of different devices, and any on a CPU, are not compared.
+Times of different devices, and any on a CPU, are not compared. A bundle is confirmed when each claim was
+repeated; where one was not, the last lines say which, why, and what it would take.
 """
 
 from __future__ import annotations
@@ -94,8 +95,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_plain(findings, is_confirmed), indent=1))
     else:
-        print(to_text(bundle, findings, is_confirmed=is_confirmed))
+        print(to_text(bundle, findings, is_confirmed=is_confirmed, by=f"{seen.kernel} on {_place(device)}"))
     return OK if is_confirmed else FAILED
+
+
+def _place(device: torch.device) -> str:
+    return "this GPU" if device.type == "cuda" else "the host library, which runs kernels on the CPU"
 
 
 def load(path: Any) -> Bundle:
@@ -219,7 +224,7 @@ def _time(bundle: Bundle, seen: Measured, *, must: bool, same_model: bool) -> Fi
     before = bundle.ours
     after = next(row for row in seen.results.rows if row.provider == OURS)
     if before.gpu_us is None or after.gpu_us is None:
-        note = "times on a CPU mean nothing" if before.gpu_us is None else "this run had no GPU"
+        note = "times on a CPU mean nothing" if before.gpu_us is None else "no GPU was used here"
         return Finding("time", _us(before.gpu_us), _us(after.gpu_us), Answer.NOT_COMPARED, note)
     ratio = f"{after.gpu_us / before.gpu_us:.3f} times the bundle's"
     if not same_model:
@@ -251,14 +256,27 @@ def _expected(what: str, there: str, here: str, *, must: bool) -> Finding:
     return Finding(what, there, here, Answer.BROKEN if must else Answer.DIFFERS)
 
 
+def not_repeated(bundle: Bundle, findings: list[Finding]) -> dict[str, str]:
+    """The claims that this run says nothing about, each with the reason."""
+    claims = {"kernel": ("kernel",), "outputs": ("inputs and outputs, by digest", "out", "lse")}
+    if bundle.record.device == "cuda":
+        claims["time"] = ("time",)
+    missing = {}
+    for claim, names in claims.items():
+        found = [one for one in findings if one.what in names and one.answer is not Answer.AGREES]
+        if found and all(one.answer is not Answer.BROKEN for one in found):
+            missing[claim] = found[0].note or "another library or device"
+    return missing
+
+
 def _plain(findings: list[Finding], is_confirmed: bool) -> dict[str, Any]:
     """The findings as plain values."""
     rows = [dataclasses.asdict(finding) | {"answer": finding.answer.value} for finding in findings]
     return {"confirmed": is_confirmed, "findings": rows}
 
 
-def to_text(bundle: Bundle, findings: list[Finding], *, is_confirmed: bool) -> str:
-    """The findings for people: one line each, the verdict at the end."""
+def to_text(bundle: Bundle, findings: list[Finding], *, is_confirmed: bool, by: str) -> str:
+    """The findings for people: one line each, then what they amount to. `by`: what ran here, and where."""
     about = bundle.record
     lines = [f"{about.problem}, {about.dtype}, seed {about.seed}: {about.kernel}"]
     for finding in findings:
@@ -269,10 +287,16 @@ def to_text(bundle: Bundle, findings: list[Finding], *, is_confirmed: bool) -> s
             values = ""
         text = ", ".join(part for part in (values, finding.note) if part)
         lines.append(f"  {finding.answer.value:12} {finding.what}: {text}")
-    counts = ", ".join(
-        f"{sum(finding.answer is answer for finding in findings)} {answer.value}" for answer in Answer
-    )
-    lines.append(f"bundle {'confirmed' if is_confirmed else 'NOT confirmed'}: {counts}")
+    lines.append(f"run here: {by}")
+    missing = not_repeated(bundle, findings)
+    if is_confirmed and missing:
+        lines += [f"not repeated here: {claim}: {reason}" for claim, reason in missing.items()]
+        machine = bundle.machine.get("gpu") or bundle.machine.get("cpu") or "that machine"
+        digest = (bundle.machine.get("library") or {}).get("digest")
+        lines.append(f"to repeat all of it: library {_short(str(digest))} on {machine}")
+    verdict = "NOT confirmed" if not is_confirmed else "not contradicted" if missing else "confirmed"
+    counts = [(answer, sum(finding.answer is answer for finding in findings)) for answer in Answer]
+    lines.append(f"bundle {verdict}: " + ", ".join(f"{count} {answer.value}" for answer, count in counts))
     return "\n".join(lines)
 
 

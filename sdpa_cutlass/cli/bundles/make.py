@@ -36,7 +36,7 @@ To check this file and to run it again:
     python -m sdpa_cutlass verify THIS_FILE
 
 result.json has the rows and the machine, bundle.json how they were measured, unit.cu the kernel's generated
-source, manifest.json the SHA-256 of each.
+source{no_unit}, manifest.json the SHA-256 of each.
 """
 
 
@@ -76,6 +76,7 @@ def contents(found: Results, about: Record, unit: Unit) -> dict[str, bytes]:
         kernel=about.kernel,
         time=time,
         error=error,
+        no_unit="" if unit.text else f" (empty: {unit.reason})",
     )
     return {
         "README.txt": readme.encode(),

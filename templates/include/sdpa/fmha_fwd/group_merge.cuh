@@ -9,6 +9,8 @@
 //
 // Row sums are a lane's own until they cross the quad: before the barrier, where the shuffles of one warp hide under
 // the others, or with one warp a group at the very end.
+//
+// The only group of a split kernel has nothing to merge: its slice is all of O, which stays where it is.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -37,10 +39,14 @@ struct GroupMerge {
   // tOrO ((2, 2), MMA_M, MMA_K) of this thread's group; all threads of the CTA call.
   template <class Accumulator>
   SDPA_DEVICE GroupMerge(char *smem, const Accumulator &tOrO, const SoftmaxState &softmax) {
-    Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take what it hands over
-    hand_over(room_of(smem, group), tOrO, softmax);
-    Arch::syncthreads();  // all slices are in shared memory
-    complete(smem);
+    if constexpr (kGroups == 1) {
+      keep(tOrO, softmax);
+    } else {
+      Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take what it hands over
+      hand_over(room_of(smem, group), tOrO, softmax);
+      Arch::syncthreads();  // all slices are in shared memory
+      complete(smem);
+    }
   }
 
   // The tile's row that is row i of this thread, 0 <= i < kRowsPerThread.
@@ -56,6 +62,20 @@ struct GroupMerge {
   static_assert(16 * (kStats + Traits::kMmaM * Traits::kGroupThreads) == Traits::kMergeBytes);
   SDPA_DEVICE float4 *room_of(char *smem, int of_group) const {
     return reinterpret_cast<float4 *>(smem + of_group * Traits::kGroupBytes) + tid;
+  }
+
+  template <class Accumulator>
+  SDPA_DEVICE void keep(const Accumulator &tOrO, const SoftmaxState &softmax) {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+      row_max[i] = softmax.row_max[i];
+      row_sum[i] = SoftmaxState::across_quad(softmax.row_sum[i]);
+    }
+    CUTE_UNROLL
+    for (int u = 0; u < kUnits; ++u) {
+      const int m = u / kTiles, n = u % kTiles;
+      out[u] = make_float4(tOrO(0, m, n), tOrO(1, m, n), tOrO(2, m, n), tOrO(3, m, n));
+    }
   }
 
   template <class Accumulator>

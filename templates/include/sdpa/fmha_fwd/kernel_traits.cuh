@@ -70,7 +70,7 @@ struct KernelTraits {
                 "each KV group completes as many columns as the others");
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(!kHasDropout || kIsGeneral, "dropout is a variant of the general kernels");
-  static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && kKvGroups > 1), "a split kernel is general, has KV groups");
+  static_assert(!kIsSplit || (kIsGeneral && !kHasDropout && !kQInRegs), "a split kernel is general, without dropout");
   static_assert(!kHasMask || (kIsGeneral && !kIsSplit), "masks are a general kernel's, and not a split one's");
   static_assert(!kIsGeneral || kIsSplit || kBlockN % 32 == 0, "masks and dropout work on blocks of 32 keys");
 
@@ -167,6 +167,9 @@ struct KernelTraits {
       decltype(make_tiled_copy(Copy_Atom<typename Arch::CpAsync, Element>{},
                                Layout<Shape<Int<kRowsPerPass>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
                                Layout<Shape<_1, _8>>{}));
+  // General kernels have no registers to keep what follows from their parameters for the loop. Of the split ones, these
+  // would spill.
+  static constexpr bool kComputesAgain = kIsGeneral && (!kIsSplit || kKvGroups == 1 || kHeadDim * kWarpsM >= 512);
   // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
   // At head_dim 80 the plain kernel spills without this, and the causal one with it.
   static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);

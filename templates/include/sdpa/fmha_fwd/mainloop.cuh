@@ -106,9 +106,10 @@ struct Mainloop {
       return make_tensor(make_smem_ptr(smem_v + slot * Traits::kTileKV), typename Traits::SmemLayoutVt{});
     };
 
-    // General kernels have no registers to keep what follows from `value` for the loop: it is computed where it is used.
+    // What follows from `value` is computed where it is used.
     const auto again = [](int value) SDPA_INLINE_LAMBDA {
-      return kIsGeneral && !Traits::kIsSplit ? Arch::forget_origin(value) : value;
+      if constexpr (Traits::kComputesAgain) return Arch::forget_origin(value);
+      return value;
     };
 
     // ---- global → shared ----
@@ -362,11 +363,32 @@ struct Mainloop {
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   SDPA_DEVICE static void load_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                  const Element *q_ptr, Element *smem_q) {
-    const auto copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
-    if (params.negate_q) {
-      Arch::cp_async_fence();
-      Arch::template cp_async_wait<0>();
-      negate(copy.destination(smem_q));
+    if constexpr (Traits::kIsSplit) {
+      store_q(params, tile, sequence, q_ptr, smem_q);
+    } else {
+      const auto copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
+      if (params.negate_q) {
+        Arch::cp_async_fence();
+        Arch::template cp_async_wait<0>();
+        negate(copy.destination(smem_q));
+      }
+    }
+  }
+
+  // Puts the tile's rows of Q, which are several heads', into shared memory. The barrier before the first K shows them.
+  SDPA_DEVICE static void store_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                  const Element *q_ptr, Element *smem_q) {
+    Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
+    constexpr int kVectors = kHeadDim / 8;
+    const int first_row = tile.m_block * kBlockM;
+    const uint32_t sign = params.negate_q ? 0x80008000u : 0u;
+    for (int index = Arch::thread_idx(); index < kBlockM * kVectors; index += Traits::kThreads) {
+      const int row = index / kVectors, col = index % kVectors * 8;
+      uint4 vector = make_uint4(0, 0, 0, 0);
+      if (row < sequence.seqlen_q - first_row && col < Traits::head_dim(params))
+        vector = *reinterpret_cast<const uint4 *>(q_ptr + Traits::row_offset(params, params.q, first_row + row) + col);
+      *reinterpret_cast<uint4 *>(&sQ(row, col)) =
+          make_uint4(vector.x ^ sign, vector.y ^ sign, vector.z ^ sign, vector.w ^ sign);
     }
   }
 

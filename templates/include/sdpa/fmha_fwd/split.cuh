@@ -33,7 +33,11 @@ struct SplitEpilogue {
                                      const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
                                      SoftmaxState &softmax) {
     if (split.num_active == 1) {
-      Base::merge_tile(params, tile, sequence, smem, tOrO, softmax);
+      if constexpr (Traits::kKvGroups == 1) {
+        Base::store_tile(params, tile, sequence, smem, tOrO, softmax);
+      } else {
+        Base::merge_tile(params, tile, sequence, smem, tOrO, softmax);
+      }
       return;
     }
     const int64_t first_part = int64_t{tile_index} * params.num_splits;

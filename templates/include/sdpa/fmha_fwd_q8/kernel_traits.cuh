@@ -2,9 +2,9 @@
 //
 // Shared memory of one CTA, in bytes (S = kStages, D = kHeadDim):
 //
-//   int8     | Q kBlockM x D | K[0..S) 64 x D | V[0..S) D x 64 | scales[0..S): log2 st, 1 / st of 64 tokens, float |
-//   int8_qk  | Q kBlockM x D | K[0..S) 64 x D | V[0..S) 64 x D, two bytes an element |
-//   O        | Q             | kBlockM x D, two bytes an element, over K and V |      once the loop has ended
+//   int8     | Q kBlockM x D | S times: K 64 x D | V D x 64 | log2 st and 1 / st of 64 tokens, float |
+//   int8_qk  | Q kBlockM x D | S times: K 64 x D | V 64 x D, two bytes an element |
+//   O        | Q             | kBlockM x D, two bytes an element, over the stages |      once the loop has ended
 //
 // Rows of 128, 64 or 32 bytes are swizzled so that the eight 16-byte rows of any ldmatrix fall into eight different bank
 // groups (3, 2 or 1 swizzle bits).
@@ -28,12 +28,14 @@ using namespace cute;
 
 // As in fmha_fwd/kernel_traits.cuh.
 inline constexpr int kMaxSmemBytes = 101376;
+inline constexpr int kReservedSmemBytes = 1024;  // of every CTA
 
 inline constexpr float kMagic = 12582912.f;         // 1.5 · 2^23: this + n is exact for |n| < 2^22, and its bits
 inline constexpr uint32_t kMagicBits = 0x4B400000;  // are kMagicBits + n
 inline constexpr int kLargestInt8 = 127;            // -128 is never used
 inline constexpr float kLargestP = 252.f;           // not 255: rounding may exceed it, and 256 would wrap to 0
 inline constexpr float kCap = 0.01f;                // of the product of the scales: bounds that rounding
+inline constexpr float kFlat = 4.f;                 // largest over smallest of 16 tokens that share a scale
 inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
@@ -49,7 +51,7 @@ struct KernelTraits {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;
   static constexpr int kNWarps = kNWarps_;
-  static constexpr int kCtasPerSm = kCtasPerSm_;
+  static constexpr int kCtasPerSm = kCtasPerSm_;  // that registers leave room for
   static constexpr int kThreads = 32 * kNWarps;
 
   // What the shared parts of attention/ and fmha_fwd/ ask.
@@ -82,7 +84,8 @@ struct KernelTraits {
   using KeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlockN / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
 
   // ---- shared memory ----
-  static constexpr int kByteCols = kHeadDim % 128 == 0 ? 128 : kHeadDim % 64 == 0 ? 64 : 32;
+  using Block = BlockLayout<kMath, kHeadDim>;
+  static constexpr int kByteCols = Block::kCols;
   template <int kCols>
   using ByteAtom = decltype(composition(Swizzle<kCols == 128  ? 3
                                                 : kCols == 64 ? 2
@@ -103,14 +106,12 @@ struct KernelTraits {
       SmemLayoutV16{}, make_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{}, GenRowMajor{})));  // (kHeadDim, kBlockN)
 
   static constexpr int kTileQ = kBlockM * kHeadDim;  // bytes, like all below
-  static constexpr int kTileK = kBlockN * kHeadDim;
-  static constexpr int kTileV = kTileK * (kQuantizesV ? 1 : 2);
-  static constexpr int kTileScales = kQuantizesV ? 2 * kBlockN * static_cast<int>(sizeof(float)) : 0;
-  static constexpr int kOffsetK = kTileQ;
-  static constexpr int kOffsetV = kOffsetK + kStages * kTileK;
-  static constexpr int kOffsetScales = kOffsetV + kStages * kTileV;
-  static constexpr int kOffsetO = kOffsetK;
-  static constexpr int kRingBytes = kOffsetScales + kStages * kTileScales;
+  static constexpr int kStageBytes = kQuantizesV ? Block::kBytes : 3 * Block::kTile;
+  static constexpr int kOffsetK = kTileQ;  // of stage 0, as the next two
+  static constexpr int kOffsetV = kOffsetK + Block::kV;
+  static constexpr int kOffsetScales = kOffsetK + Block::kLog2;
+  static constexpr int kOffsetO = kTileQ;
+  static constexpr int kRingBytes = kTileQ + kStages * kStageBytes;
   static constexpr int kOutBytes = kOffsetO + 2 * kTileQ;
   static constexpr int kSmemBytes = kRingBytes > kOutBytes ? kRingBytes : kOutBytes;
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
@@ -123,8 +124,8 @@ struct KernelTraits {
       TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _16>>>;
   static constexpr int kMmaM = kBlockM / (16 * kNWarps);
   static constexpr int kRowsPerThread = 2 * kMmaM;
-  // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8.
-  static constexpr int kColumnTiles = kHeadDim % 64 == 0 ? 4 : 2;
+  // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. A larger O leaves no room for more.
+  static constexpr int kColumnTiles = kHeadDim == 64 ? 4 : 2;
 
   using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
   using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;

@@ -2,6 +2,7 @@
 // workspace, and the registry row that says so. The only header that generated units of this family include.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "sdpa/attention/checks.hpp"
@@ -48,13 +49,10 @@ QuantizedParams to_params(const sdpa_params &p) {
 
   const auto workspace = Workspace::make<Traits::kMath, Traits::kHeadDim>(p);
   char *const memory = static_cast<char *>(p.workspace);
-  params.k_hat = reinterpret_cast<int8_t *>(memory);
-  params.v_hat = reinterpret_cast<int8_t *>(memory + workspace.v_hat);
+  params.blocks = memory;
   params.k_scale = reinterpret_cast<float *>(memory + workspace.k_scale);
-  params.v_log2 = reinterpret_cast<float *>(memory + workspace.v_log2);
-  params.v_inverse = reinterpret_cast<float *>(memory + workspace.v_inverse);
   params.k_mean = reinterpret_cast<float *>(memory + workspace.k_mean);
-  params.rows = workspace.rows;
+  params.blocks_per_head = workspace.blocks_per_head;
   params.num_heads_kv = p.num_heads_kv;
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kBlock));
   return params;
@@ -93,11 +91,12 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
   static_assert(Traits::kFacts.accuracy == (Traits::kMath == Math::kInt8 ? SDPA_ACCURACY_INT8 : SDPA_ACCURACY_INT8_QK),
                 "the generator and the kernel disagree on how exact it is");
-  static_assert(Traits::kThreads == Quantize<Traits>::kThreads, "a row says one number of threads");
-  static_assert(Quantize<Traits>::kSmemBytes <= Traits::kSmemBytes, "and one of bytes");
+  static_assert(Traits::kThreads >= Quantize<Traits>::kThreads, "a row says one number of threads");
+  static_assert(Traits::kSmemBytes >= Quantize<Traits>::kSmemBytes, "and one of bytes");
   KernelRow row = sdpa::make_row(Traits::kFacts, details);
   row.info.smem_bytes = Traits::kSmemBytes;
-  row.info.ctas_per_sm = Traits::kCtasPerSm;
+  row.info.ctas_per_sm =
+      std::min(Traits::kCtasPerSm, (kMaxSmemBytes + kReservedSmemBytes) / (Traits::kSmemBytes + kReservedSmemBytes));
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = workspace_bytes<Traits>;
   row.launch = launch<Functions>;

@@ -40,9 +40,8 @@ struct Mainloop {
     const int tid = Arch::thread_idx();
     int8_t *const smem_q = reinterpret_cast<int8_t *>(smem);
     Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
-    const auto sK = [&](int slot) SDPA_INLINE_LAMBDA {                               // (kBlockN, kHeadDim)
-      return make_tensor(make_smem_ptr(smem_q + Traits::kOffsetK + slot * Traits::kTileK),
-                         typename Traits::SmemLayoutK{});
+    const auto sK = [&](int stage) SDPA_INLINE_LAMBDA {                              // (kBlockN, kHeadDim)
+      return make_tensor(make_smem_ptr(smem_q + Traits::kOffsetK + stage), typename Traits::SmemLayoutK{});
     };
 
     typename Traits::TiledMmaQk mma_qk;
@@ -64,53 +63,54 @@ struct Mainloop {
     TileCopy<Traits> copy(params, tile, sequence, n_block, smem);
     CUTE_UNROLL
     for (int s = 0; s < kStages - 1; ++s) {
-      if (n_block - s >= keys.n_block_min) copy.load(n_block - s, s);
+      if (n_block - s >= keys.n_block_min) copy.load(n_block - s, s * Traits::kStageBytes);
       Arch::cp_async_fence();
     }
     QPrologue<Traits>::run(params, tile, sequence, smem_q,
                            softmax.q_scale);  // the loop's first barrier makes it visible
 
     // ---- one key block ----
-    int slot = 0;
-    int free_slot = kStages - 1;  // of block n_block - kStages + 1, read by everyone before the next barrier
+    int stage = 0;                                         // where block n_block lies, from the first stage on
+    int free_stage = (kStages - 1) * Traits::kStageBytes;  // of block n_block - kStages + 1
     const int first_row = static_cast<int>(Arch::uniform(static_cast<uint32_t>(tile.m_block * kBlockM)));
     const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
-      Arch::template cp_async_wait<kStages - 2>();
-      Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_slot was read by everyone
-      const int ahead = n_block - (kStages - 1);
-      if (ahead >= keys.n_block_min) copy.load(ahead, free_slot);
-      Arch::cp_async_fence();
       const float k_scale = copy.next_k_scale();
+      Arch::template cp_async_wait<kStages - 2>();
+      Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_stage was read by everyone
+      const int ahead = n_block - (kStages - 1);
+      if (ahead >= keys.n_block_min) copy.load(ahead, free_stage);
+      Arch::cp_async_fence();
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(slot)), tSrQ_view, tSrK_view);
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
-      const auto mask = [&](auto &) SDPA_INLINE_LAMBDA {
-        if constexpr (decltype(needs_mask)::value)
-          apply_mask<Traits>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
-      };
+      if constexpr (decltype(needs_mask)::value)
+        apply_mask<Traits>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
 
       if constexpr (Traits::kQuantizesV) {
-        const float *const v_log2 =
-            reinterpret_cast<const float *>(smem + Traits::kOffsetScales + slot * Traits::kTileScales) + tid % 4 * 4;
-        float reference[kRows], weight[kRows];
-        softmax.to_logits(scores, k_scale, v_log2);
-        mask(scores);
-        softmax.refer(scores, tOrO_rows, k_scale, reference, weight);
-        softmax.exponentiate(scores, k_scale, v_log2 + kBlockN, reference, weight);
-        add_bytes(tOrO, tSrS, weight, smem_q + Traits::kOffsetV + slot * Traits::kTileV);
+        const int8_t *const smem_v = smem_q + Traits::kOffsetV + stage;
+        // This lane's first token of every 16, whose scale may be that of all its others. Alike in all lanes.
+        const float *const v_log2 = reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
+        const float *const v_inverse = v_log2 + kBlockN;
+        float weight[kRows];
+        if (!Arch::any(*v_inverse < 0.f)) {
+          softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
+          add_bytes(tOrO, tSrS, weight, smem_v);
+        } else {
+          softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
+          add_bytes(tOrO, tSrS, weight, smem_v);
+        }
       } else {
-        mask(scores);
         softmax.update(scores, tOrO_rows, k_scale);
-        add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + slot * Traits::kTileV));
+        add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + stage));
       }
       n_block -= 1;
-      free_slot = slot;
-      slot = slot + 1 == kStages ? 0 : slot + 1;
+      free_stage = stage;
+      stage = stage + Traits::kStageBytes == kStages * Traits::kStageBytes ? 0 : stage + Traits::kStageBytes;
     };
     // The right end, the blocks that everyone sees, the left end. Both ends are one piece of code.
     int masked_from = keys.n_block_full;

@@ -1,14 +1,12 @@
 // What the two launches of one quantised problem receive: what general kernels of attention do, and where the workspace
 // holds the quantised keys and values. `Workspace` divides it; the kernels know nothing else of its layout.
 //
-//   k_hat      s8 [heads, rows, kHeadDim]               v_hat      s8 [heads, kHeadDim, rows]: transposed
-//   k_scale    f32 [heads, rows / 64, 4]: of the keys 16 i + 4 l + {0, 1, 2, 3} of a block of 64, l = 0 ... 3
-//   v_log2     f32 [heads, rows]: log2 of a token's scale st
-//   v_inverse  f32 [heads, rows]: kInverseUnit / st
+//   blocks     [heads, blocks]: what `BlockLayout` says of 64 keys
+//   k_scale    f32 [heads, blocks, 4]: of the keys 16 i + 4 l + {0, 1, 2, 3} of a block, l = 0 ... 3
 //   k_mean     f32 [batch, num_heads_kv, kHeadDim]: what was subtracted from every key
 //
-// `heads` counts batch and key heads, and `rows` are seqlen_k rounded up to whole blocks. Packed sequences share one
-// batch, and sequence b starts at row 64 (first_row_k / 64 + b): so none overlaps another, whatever the lengths are.
+// `heads` counts batch and key heads, `blocks` those that seqlen_k takes. Packed sequences share one batch, and sequence b
+// starts at block first_row_k / 64 + b: so none overlaps another, whatever the lengths are.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +24,27 @@ inline constexpr int kBlock = 64;  // keys that share a block: of the attention'
 // int8_qk: Q Kᵀ of bytes, P V of the input type. int8: both of bytes.
 enum class Math { kInt8Qk, kInt8 };
 
+// A block of keys in the workspace, as a stage of attention's shared memory holds it, but not swizzled:
+//
+//   K̂          s8 [kHeadDim / kCols, 64, kCols]: row r is key KeyOrder(r) of the block (kernel_traits.cuh)
+//   V̂          s8 [kHeadDim, 64], transposed; this and all below for int8 alone
+//   log2 st    f32 [64]: of a token's scale st
+//   1 / st     f32 [64]: times kInverseUnit; negative where the 16 tokens 16 i + 4 l + {0, 1, 2, 3} share one st, for each l
+template <Math kMath, int kHeadDim>
+struct BlockLayout {
+  static constexpr int kCols = kHeadDim % 128 == 0 ? 128 : kHeadDim % 64 == 0 ? 64 : 32;
+  static constexpr int kTile = kBlock * kHeadDim;  // bytes, like all below
+  static constexpr int kV = kTile;
+  static constexpr int kLog2 = 2 * kTile;
+  static constexpr int kInverse = kLog2 + kBlock * static_cast<int>(sizeof(float));
+  static constexpr int kBytes = kMath == Math::kInt8 ? kInverse + kBlock * static_cast<int>(sizeof(float)) : kTile;
+};
+
 struct QuantizedParams : GeneralParams {
-  int8_t *k_hat;
-  int8_t *v_hat;
+  char *blocks;
   float *k_scale;
-  float *v_log2;
-  float *v_inverse;
   float *k_mean;
-  int64_t rows;
+  int32_t blocks_per_head;
   int32_t num_heads_kv;
   int32_t key_blocks;  // that seqlen_k has at most
 
@@ -45,20 +56,16 @@ struct QuantizedParams : GeneralParams {
     return is_packed() ? static_cast<int>(sequence.first_row_k / kBlock) + bidb : 0;
   }
 
-  // The first row of a block, counted over all heads, and its first byte in row 0 of its head's V̂ [kHeadDim, rows].
-  SDPA_DEVICE int64_t row(int head, int block) const { return head * rows + int64_t{kBlock} * block; }
-  template <int kHeadDim>
-  SDPA_DEVICE int64_t byte_of_v(int head, int block) const {
-    return head * rows * kHeadDim + int64_t{kBlock} * block;
-  }
+  // Counted over all heads.
+  SDPA_DEVICE int64_t block(int head, int block) const { return int64_t{head} * blocks_per_head + block; }
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Offsets of the parts of the workspace, in bytes, and its size.
 struct Workspace {
-  int64_t rows;
-  uint64_t v_hat, k_scale, v_log2, v_inverse, k_mean, bytes;
+  int32_t blocks_per_head;
+  uint64_t k_scale, k_mean, bytes;
 
   template <Math kMath, int kHeadDim>
   static Workspace make(const sdpa_params &p) {
@@ -66,20 +73,17 @@ struct Workspace {
     const bool is_packed = p.cu_seqlens_k != nullptr;
     const int64_t blocks = is_packed ? int64_t{p.total_k} / kBlock + p.batch + 1 : ceil_div(p.seqlen_k, kBlock);
     const auto heads = static_cast<uint64_t>(is_packed ? p.num_heads_kv : int64_t{p.num_heads_kv} * p.batch);
-    const uint64_t of_all = heads * static_cast<uint64_t>(blocks) * kBlock;  // rows of all heads
+    const uint64_t of_all = heads * static_cast<uint64_t>(blocks);
     Workspace w;
-    w.rows = blocks * kBlock;
+    w.blocks_per_head = static_cast<int32_t>(blocks);
     uint64_t end = 0;
     const auto take = [&](uint64_t bytes) {
       const uint64_t begin = end;
       end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
       return begin;
     };
-    take(of_all * kHeadDim);  // k_hat
-    w.v_hat = take(kMath == Math::kInt8 ? of_all * kHeadDim : 0);
-    w.k_scale = take(of_all / 16 * sizeof(float));
-    w.v_log2 = take(kMath == Math::kInt8 ? of_all * sizeof(float) : 0);
-    w.v_inverse = take(kMath == Math::kInt8 ? of_all * sizeof(float) : 0);
+    take(of_all * BlockLayout<kMath, kHeadDim>::kBytes);
+    w.k_scale = take(of_all * 4 * sizeof(float));
     w.k_mean = take(static_cast<uint64_t>(p.batch) * static_cast<uint64_t>(p.num_heads_kv) * kHeadDim * sizeof(float));
     w.bytes = end;
     return w;

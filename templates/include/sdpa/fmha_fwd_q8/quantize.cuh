@@ -2,11 +2,12 @@
 //
 //   c        the mean of min(64, seqlen_k) evenly spaced keys of the head
 //   K̂        bytes of K - c: one scale for the 16 keys 16 i + 4 l + {0, 1, 2, 3} of a block, l = 0 ... 3
-//   V̂        bytes of V: one scale st for each token, transposed
+//   V̂        bytes of V, transposed: one scale st for each token, or for the 16 tokens that a lane of attention holds,
+//            where no token of the block is kFlat times smaller than the largest of its 16
 //
 // Subtracting c from every key adds the same to all logits of a row, so softmax does not change; softmax_lse gets it
-// back. A token of zeros takes the smallest st of its block, so that it does not decide the block's reference of P; where
-// all are zeros, st is 1. Rows at and beyond seqlen_k are zeros, and are not read.
+// back. Where tokens have scales of their own, one of zeros takes the smallest st of its block, so that it does not decide
+// the block's reference of P; where all are zeros, st is 1. Rows at and beyond seqlen_k are zeros, and are not read.
 // A CTA has K or V of a block: K in even CTAs, V in odd ones; without V all have K. Thread t has row t / 2 and of its
 // columns every second 16, from 16 (t % 2) on.
 #pragma once
@@ -24,6 +25,7 @@ struct Quantize {
   using Element = typename Traits::Element;
   using Params = QuantizedParams;
 
+  using Block = typename Traits::Block;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = 2 * kBlock;
   static constexpr int kWarps = kThreads / 32;
@@ -36,7 +38,8 @@ struct Quantize {
   static constexpr int kPitch = kBlock / 4 + 4;       // words from a column to the next of the transposed tile
   static constexpr int kMeanBytes = (kParts + 1) * kHeadDim * static_cast<int>(sizeof(float));
   static constexpr int kTransposedBytes = kHeadDim * kPitch * static_cast<int>(sizeof(uint32_t));
-  static constexpr int kExchangeBytes = 4 * kWarps * static_cast<int>(sizeof(uint32_t));
+  static constexpr int kExchangeWords = 8 * kWarps;  // of every warp, a largest and a smallest magnitude of four groups
+  static constexpr int kExchangeBytes = kExchangeWords * static_cast<int>(sizeof(uint32_t));
   static constexpr int kSmemBytes = kExchangeBytes + (kMeanBytes > kTransposedBytes ? kMeanBytes : kTransposedBytes);
 
   SDPA_DEVICE static void run(const Params &params) {
@@ -63,9 +66,8 @@ struct Quantize {
   }
 
   // Counted over all heads of the workspace.
-  SDPA_DEVICE static int64_t row_of_block(const Params &params, const Sequence &sequence, int n_block, int bidb,
-                                          int bidh_kv) {
-    return params.row(params.head(bidb, bidh_kv), params.first_block(sequence, bidb) + n_block);
+  SDPA_DEVICE static int64_t place(const Params &params, const Sequence &sequence, int n_block, int bidb, int bidh_kv) {
+    return params.block(params.head(bidb, bidh_kv), params.first_block(sequence, bidb) + n_block);
   }
 
   SDPA_DEVICE static int column(int run) { return 32 * run + 16 * (Arch::thread_idx() % 2); }
@@ -124,7 +126,7 @@ struct Quantize {
                                      uint32_t *exchange) {
     const int tid = Arch::thread_idx(), lane = tid % 32, warp = tid / 32;
     const int row = tid / 2, key = n_block * kBlock + row;
-    float *const mean = reinterpret_cast<float *>(exchange + 4 * kWarps);
+    float *const mean = reinterpret_cast<float *>(exchange + kExchangeWords);
     const Element *const keys = base(params.k, sequence, bidb, bidh_kv);
     float x[kRuns][16];
     load(x, keys, params.k, key, sequence.seqlen_k, params.head_dim);
@@ -150,13 +152,16 @@ struct Quantize {
     for (int w = 0; w < kWarps; ++w) amax = cute::max(amax, exchange[w * 4 + group]);
 
     const float inverse = inverse_of(amax);
-    const int64_t first_row = row_of_block(params, sequence, n_block, bidb, bidh_kv);
+    const int64_t block = place(params, sequence, n_block, bidb, bidh_kv);
+    char *const k_hat = params.blocks + block * Block::kBytes;
+    const int tile_row = row / 16 * 16 + row / 2 % 2 * 8 + row % 16 / 4 * 2 + row % 2;  // KeyOrder(tile_row) = row
     CUTE_UNROLL
     for (int i = 0; i < kRuns; ++i)
-      *reinterpret_cast<uint4 *>(params.k_hat + (first_row + row) * kHeadDim + column(i)) =
+      *reinterpret_cast<uint4 *>(k_hat + (column(i) / Block::kCols * kBlock + tile_row) * Block::kCols +
+                                 column(i) % Block::kCols) =
           make_uint4(to_bytes<Arch>(&x[i][0], inverse), to_bytes<Arch>(&x[i][4], inverse),
                      to_bytes<Arch>(&x[i][8], inverse), to_bytes<Arch>(&x[i][12], inverse));
-    if (warp == 0 && lane % 8 == 0) params.k_scale[first_row / 16 + group] = scale_of(amax);
+    if (warp == 0 && lane % 8 == 0) params.k_scale[block * 4 + group] = scale_of(amax);
   }
 
   // Two finite numbers of opposite signs may be further apart than any float.
@@ -177,26 +182,49 @@ struct Quantize {
     load(x, base(params.v, sequence, bidb, bidh_kv), params.v, key, sequence.seqlen_k, params.head_dim_v);
     const uint32_t amax = largest(x);
 
-    // The smallest of the tokens that are neither zero nor infinite.
+    // A warp has 16 rows, of each group the four of eight neighbouring lanes. Tokens of zeros and infinite ones are
+    // larger than all, and smaller than none.
     constexpr uint32_t kNone = 0xffffffffu;
-    uint32_t smallest = is_zero(amax) || !is_finite(amax) ? kNone : amax;
+    const bool is_counted = !is_zero(amax) && is_finite(amax);
+    uint32_t most = is_counted ? amax : kNone, least = most;
     CUTE_UNROLL
-    for (int mask = 2; mask < 32; mask *= 2) smallest = cute::min(smallest, Arch::shfl_xor(smallest, mask));
-    if (lane == 0) exchange[warp] = smallest;
-    Arch::syncthreads();  // every warp's minimum is in shared memory
+    for (int mask = 2; mask < 8; mask *= 2) {
+      most = cute::max(most, Arch::shfl_xor(most, mask));
+      least = cute::min(least, Arch::shfl_xor(least, mask));
+    }
+    const int group = lane / 8;
+    if (lane % 8 == 0) {
+      exchange[warp * 4 + group] = most;
+      exchange[(kWarps + warp) * 4 + group] = least;
+    }
+    Arch::syncthreads();  // every warp's extremes are in shared memory
+    bool is_flat = true;
+    uint32_t smallest = kNone, of_group = 0;
     CUTE_UNROLL
-    for (int w = 0; w < kWarps; ++w) smallest = cute::min(smallest, exchange[w]);
-    const float scale = !is_zero(amax) ? scale_of(amax) : smallest == kNone ? 1.f : scale_of(smallest);
+    for (int g = 0; g < 4; ++g) {
+      most = 0;
+      least = kNone;
+      CUTE_UNROLL
+      for (int w = 0; w < kWarps; ++w) {
+        most = cute::max(most, exchange[w * 4 + g]);
+        least = cute::min(least, exchange[(kWarps + w) * 4 + g]);
+      }
+      is_flat = is_flat && most != kNone && to_float(most) <= kFlat * to_float(least);
+      smallest = cute::min(smallest, least);
+      of_group = g == group ? most : of_group;
+    }
+    const uint32_t of_token = is_flat ? of_group : amax;
+    const float scale = !is_zero(of_token) ? scale_of(of_token) : smallest == kNone ? 1.f : scale_of(smallest);
 
-    const int64_t first_row = row_of_block(params, sequence, n_block, bidb, bidh_kv);
+    char *const block = params.blocks + place(params, sequence, n_block, bidb, bidh_kv) * Block::kBytes;
     if (lane % 2 == 0) {
-      params.v_log2[first_row + row] = Arch::log2(scale);
-      params.v_inverse[first_row + row] = kInverseUnit / scale;
+      reinterpret_cast<float *>(block + Block::kLog2)[row] = Arch::log2(scale);
+      reinterpret_cast<float *>(block + Block::kInverse)[row] = (is_flat ? -kInverseUnit : kInverseUnit) / scale;
     }
 
     // Four bytes of a column a word, four columns a thread: lanes of four neighbouring rows swap.
-    uint32_t *const transposed = exchange + 4 * kWarps;
-    const float inverse = inverse_of(amax);
+    uint32_t *const transposed = exchange + kExchangeWords;
+    const float inverse = inverse_of(of_token);
     const int in_quad = row % 4;
     CUTE_UNROLL
     for (int i = 0; i < 4 * kRuns; ++i) {
@@ -204,12 +232,10 @@ struct Quantize {
       transposed[(column(i / 4) + i % 4 * 4 + in_quad) * kPitch + row / 4] = word;
     }
     Arch::syncthreads();  // the block is transposed
-    int8_t *const v_hat = params.v_hat + params.template byte_of_v<kHeadDim>(
-                                             params.head(bidb, bidh_kv), params.first_block(sequence, bidb) + n_block);
     CUTE_UNROLL
     for (int i = 0; i < kHeadDim * (kBlock / 16) / kThreads; ++i) {
       const int index = i * kThreads + tid, col = index / (kBlock / 16), piece = index % (kBlock / 16);
-      *reinterpret_cast<uint4 *>(v_hat + col * params.rows + 16 * piece) =
+      *reinterpret_cast<uint4 *>(block + Block::kV + 16 * index) =
           *reinterpret_cast<const uint4 *>(&transposed[col * kPitch + 4 * piece]);
     }
   }

@@ -7,6 +7,7 @@
 //   bytes     x' = S c + log2 st,   r = max of x' in this block,   P̂ = rint(252 · exp2(x' - r))   as u8
 //             O += exp2(r - row_max) P̂ V̂,   row_sum += exp2(r - row_max) Σ exp2(x' - r) / st      of P before rounding
 //
+// Where the 16 tokens of every lane share a scale, log2 st joins the subtrahend instead, and Σ is of P alone.
 // row_max is a running reference as in attention/softmax.cuh: it only moves when it is exceeded by more than kSlack, and
 // then O and row_sum are rescaled. P̂ refers to the block's own exact maximum instead, so none exceeds 252 by more than
 // rounding allows, and the token that weighs most has full precision. kMagic · c goes into the subtrahend: both floats
@@ -76,33 +77,86 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     }
   }
 
-  // V of bytes, in three steps around the mask. First scores (kRows, cols): kMagic + S → kMagic · c + x'. `v_log2` has
-  // this lane's four tokens of every 16.
-  template <class Scores>
-  SDPA_DEVICE void to_logits(Scores &scores, float k_scale, const float *v_log2) const {
+  // V of bytes, where the 16 tokens of a lane share a scale. scores (kRows, cols): kMagic + S, or -inf → 252 P · 2^-24.
+  // weight: exp2(reference - row_max).
+  template <class Scores, class Out>
+  SDPA_DEVICE void update(Scores &scores, Out &out, float k_scale, float v_log2, float v_inverse,
+                          float (&weight)[kRows]) {
+    float reference[kRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) reference[i] = fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2);
+    refer(reference, out, weight);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const float c = factor(i, k_scale);
+      const float subtrahend = fmaf(kMagic, c, (reference[i] - v_log2) - kLog2Scale);
+      float sum = 0.f;
       CUTE_UNROLL
-      for (int run = 0; run < kRuns; ++run) {
-        const float4 log2_st = load4(v_log2 + 16 * run);
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) = Arch::exp2(fmaf(scores(i, j), c, -subtrahend));
+        sum += scores(i, j);
+      }
+      row_sum[i] = fmaf(Arch::multiply(sum, v_inverse), weight[i], row_sum[i]);
+    }
+  }
+
+  // The same where tokens have scales of their own. `v_log2` and `v_inverse` have this lane's four tokens of every 16.
+  template <class Scores, class Out>
+  SDPA_DEVICE void update(Scores &scores, Out &out, float k_scale, const float *v_log2, const float *v_inverse,
+                          float (&weight)[kRows]) {
+    float reference[kRows];
+    CUTE_UNROLL
+    for (int run = 0; run < kRuns; ++run) {
+      const float4 log2_st = load4(v_log2 + 16 * run);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const float c = factor(i, k_scale);
         scores(i, 4 * run) = fmaf(scores(i, 4 * run), c, log2_st.x);
         scores(i, 4 * run + 1) = fmaf(scores(i, 4 * run + 1), c, log2_st.y);
         scores(i, 4 * run + 2) = fmaf(scores(i, 4 * run + 2), c, log2_st.z);
         scores(i, 4 * run + 3) = fmaf(scores(i, 4 * run + 3), c, log2_st.w);
       }
     }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) reference[i] = largest(scores, i) - Arch::multiply(kMagic, factor(i, k_scale));
+    refer(reference, out, weight);
+    float subtrahend[kRows], sum[kRows] = {};
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i)
+      subtrahend[i] = (reference[i] + Arch::multiply(kMagic, factor(i, k_scale))) - kLog2Scale;
+    CUTE_UNROLL
+    for (int run = 0; run < kRuns; ++run) {
+      const float4 inverse = load4(v_inverse + 16 * run);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        CUTE_UNROLL
+        for (int j = 4 * run; j < 4 * run + 4; ++j) scores(i, j) = Arch::exp2(scores(i, j) - subtrahend[i]);
+        sum[i] = fmaf(scores(i, 4 * run), inverse.x, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 1), inverse.y, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 2), inverse.z, sum[i]);
+        sum[i] = fmaf(scores(i, 4 * run + 3), inverse.w, sum[i]);
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) row_sum[i] = fmaf(sum[i], weight[i], row_sum[i]);
   }
 
-  // Then the references: the block's own, and row_max with O and row_sum. weight: exp2(reference - row_max).
-  template <class Scores, class Out>
-  SDPA_DEVICE void refer(const Scores &scores, Out &out, float k_scale, float (&reference)[kRows],
-                         float (&weight)[kRows]) {
+ private:
+  template <class Scores>
+  SDPA_DEVICE static float largest(const Scores &scores, int i) {
+    float max[2] = {scores(i, 0), scores(i, 1)};  // two, of which neither waits for the other
+    CUTE_UNROLL
+    for (int j = 2; j < size<1>(scores); ++j) max[j % 2] = fmaxf(max[j % 2], scores(i, j));
+    return fmaxf(max[0], max[1]);
+  }
+
+  // The references of a block, from those of this lane: its own, and row_max with O and row_sum.
+  template <class Out>
+  SDPA_DEVICE void refer(float (&reference)[kRows], Out &out, float (&weight)[kRows]) {
     bool moves = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const float shift = Arch::multiply(kMagic, factor(i, k_scale));
-      reference[i] = fmaxf(across_quad_max(largest(scores, i) - shift), kNoKey);
+      reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);
       moves |= reference[i] > row_max[i] + kSlack;
     }
     if (Arch::any(moves)) {
@@ -111,38 +165,6 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) weight[i] = Arch::exp2(reference[i] - row_max[i]);
-  }
-
-  // At last scores → 252 P · 2^-24, and row_sum. `v_inverse` as v_log2.
-  template <class Scores>
-  SDPA_DEVICE void exponentiate(Scores &scores, float k_scale, const float *v_inverse, const float (&reference)[kRows],
-                                const float (&weight)[kRows]) {
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const float shift = Arch::multiply(kMagic, factor(i, k_scale));
-      const float subtrahend = (reference[i] + shift) - kLog2Scale;
-      float sum = 0.f;
-      CUTE_UNROLL
-      for (int run = 0; run < kRuns; ++run) {
-        const float4 inverse = load4(v_inverse + 16 * run);
-        CUTE_UNROLL
-        for (int j = 4 * run; j < 4 * run + 4; ++j) scores(i, j) = Arch::exp2(scores(i, j) - subtrahend);
-        sum = fmaf(scores(i, 4 * run), inverse.x, sum);
-        sum = fmaf(scores(i, 4 * run + 1), inverse.y, sum);
-        sum = fmaf(scores(i, 4 * run + 2), inverse.z, sum);
-        sum = fmaf(scores(i, 4 * run + 3), inverse.w, sum);
-      }
-      row_sum[i] = fmaf(sum, weight[i], row_sum[i]);
-    }
-  }
-
- private:
-  template <class Scores>
-  SDPA_DEVICE static float largest(const Scores &scores, int i) {
-    float max = scores(i, 0);
-    CUTE_UNROLL
-    for (int j = 1; j < size<1>(scores); ++j) max = fmaxf(max, scores(i, j));
-    return max;
   }
 
   SDPA_DEVICE static float across_quad_max(float max) {

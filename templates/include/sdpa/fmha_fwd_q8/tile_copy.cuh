@@ -1,7 +1,8 @@
 // Global → shared: what one key block needs of the workspace and, where V keeps its 16 bits, of V, by cp.async.
 //
-// The workspace holds whole blocks, so nothing of it is conditional; rows of K̂ are kHeadDim bytes apart, which the
-// compiler knows. V of 16 bits is the caller's: rows from seqlen_k on and columns from head_dim_v on become zero.
+// The workspace holds whole blocks as shared memory takes them, 16 bytes of a thread behind those of the one before, so
+// nothing of it is conditional, and one address that moves from block to block is all that a thread keeps. V of 16 bits is
+// the caller's: rows from seqlen_k on and columns from head_dim_v on become zero.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -16,6 +17,7 @@ class TileCopy {
   using Element = typename Traits::Element;
   using CopyK = typename Traits::template ByteCopy<Traits::kByteCols>;
   using CopyV = typename Traits::template ByteCopy<Traits::kBlockN>;
+  using Block = typename Traits::Block;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim;
 
@@ -24,87 +26,58 @@ class TileCopy {
   SDPA_DEVICE TileCopy(const QuantizedParams &params, const WorkTile &tile, const Sequence &sequence, int n_block,
                        char *smem)
       : params_(params), seqlen_k_(sequence.seqlen_k), smem_(smem) {
-    const int tid = Arch::thread_idx(), head = params.head(tile.bidb, tile.bidh_kv);
-    const int block = params.first_block(sequence, tile.bidb) + n_block;
-    const int64_t row = params.row(head, block);
-    k_ = raw_pointer_cast(source_of_k(params.k_hat + row * kHeadDim, tid).data());
-    k_scale_ = params.k_scale + row / 16 + tid % 4;
-    if constexpr (Traits::kQuantizesV) {
-      v_ = raw_pointer_cast(
-          source_of_v(params.v_hat + params.template byte_of_v<kHeadDim>(head, block), params.rows, tid).data());
-      // Of 32 threads, 16 bring log2 st and the others 1 / st, 16 bytes each.
-      scales_ = (tid < kBlockN / 4 ? params.v_log2 : params.v_inverse) + row + tid % (kBlockN / 4) * 4;
-    } else {
+    const int tid = Arch::thread_idx();
+    const int64_t block =
+        params.block(params.head(tile.bidb, tile.bidh_kv), params.first_block(sequence, tile.bidb) + n_block);
+    source_ = params.blocks + block * Block::kBytes + 16 * tid;
+    k_scale_ = params.k_scale + block * 4 + tid % 4;
+    if constexpr (!Traits::kQuantizesV)
       v_ = static_cast<const Element *>(params.v.data) + tile.bidb * params.v.batch_stride +
            tile.bidh_kv * params.v.head_stride + sequence.first_row_k * params.v.row_stride;
-    }
   }
 
-  // Queues block `n_block`: the one before the last one that was queued.
-  SDPA_DEVICE void load(int n_block, int slot) {
+  // Queues block `n_block`, the one before the last one that was queued, to the stage that starts `stage` bytes behind
+  // the first.
+  SDPA_DEVICE void load(int n_block, int stage) {
     const int tid = Arch::thread_idx();
-    load_k(reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetK + slot * Traits::kTileK), tid);
+    char *const smem = smem_ + Traits::kOffsetK + stage;
+    copy_tile<CopyK>(0, make_tensor(make_smem_ptr(reinterpret_cast<int8_t *>(smem)), typename Traits::SmemLayoutK{}));
     if constexpr (Traits::kQuantizesV) {
-      load_v_hat(reinterpret_cast<int8_t *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
-      load_scales(reinterpret_cast<float *>(smem_ + Traits::kOffsetScales + slot * Traits::kTileScales), tid);
+      copy_tile<CopyV>(Block::kV, make_tensor(make_smem_ptr(reinterpret_cast<int8_t *>(smem + Block::kV)),
+                                              typename Traits::SmemLayoutVt{}));
+      if (tid < (Block::kBytes - Block::kLog2) / 16) copy_vector(Block::kLog2, smem + Block::kLog2 + 16 * tid);
     } else {
-      load_v(n_block, reinterpret_cast<Element *>(smem_ + Traits::kOffsetV + slot * Traits::kTileV), tid);
+      load_v(n_block, reinterpret_cast<Element *>(smem + Block::kV), tid);
     }
+    source_ -= Block::kBytes;
   }
 
   // The scale of the 16 keys of a block that a lane holds: of the first block, then of the one before it, and so on.
   SDPA_DEVICE float next_k_scale() {
     const float scale = *k_scale_;
-    k_scale_ -= kBlockN / 16;
+    k_scale_ -= 4;
     return scale;
   }
 
  private:
-  // What thread `tid` copies of a K tile (16, CPY_N, CPY_K), and of a tile of V̂ (16, CPY_D, CPY_N).
-  SDPA_DEVICE static auto source_of_k(const int8_t *tile, int tid) {
-    Tensor gK = make_tensor(make_gmem_ptr(tile), Shape<Int<kBlockN>, Int<kHeadDim>>{},
-                            Stride<Int<kHeadDim>, _1>{});  // (kBlockN, kHeadDim)
-    return CopyK{}.get_slice(tid).partition_S(gK.compose(typename Traits::KeyOrder{}, _));
-  }
-  SDPA_DEVICE static auto source_of_v(const int8_t *tile, int64_t rows, int tid) {
-    Tensor gVt = make_tensor(make_gmem_ptr(tile), Shape<Int<kHeadDim>, Int<kBlockN>>{},
-                             make_stride(rows, _1{}));  // (kHeadDim, kBlockN)
-    return CopyV{}.get_slice(tid).partition_S(gVt);
-  }
-
-  template <class Source, class Destination>
-  SDPA_DEVICE static void copy_all(const Source &tXgX, Destination &&tXsX) {
+  // The 16 bytes that lie `offset` behind this thread's place.
+  SDPA_DEVICE void copy_vector(int offset, void *to) const {
     const Copy_Atom<typename Arch::CpAsync, int8_t> copy;
+    Tensor gX = make_tensor(make_gmem_ptr(reinterpret_cast<const int8_t *>(source_ + offset)), Shape<_16>{});  // (16)
+    Tensor sX = make_tensor(make_smem_ptr(static_cast<int8_t *>(to)), Shape<_16>{});                           // (16)
+    cute::copy(copy.with(true), gX, sX);
+  }
+
+  // A tile of bytes whose first is `offset` behind the block's: pass after pass of 16 bytes a thread.
+  template <class Copy, class Tile>
+  SDPA_DEVICE void copy_tile(int offset, Tile &&sX) const {
+    Tensor tXsX = Copy{}.get_slice(Arch::thread_idx()).partition_D(sX);  // (16, CPY_M, CPY_N)
     CUTE_UNROLL
-    for (int m = 0; m < size<1>(tXgX); ++m) {
+    for (int n = 0; n < size<2>(tXsX); ++n) {
       CUTE_UNROLL
-      for (int k = 0; k < size<2>(tXgX); ++k) cute::copy(copy.with(true), tXgX(_, m, k), tXsX(_, m, k));
+      for (int m = 0; m < size<1>(tXsX); ++m)
+        copy_vector(offset + (n * size<1>(tXsX) + m) * 16 * Traits::kThreads, &tXsX(0, m, n));
     }
-  }
-
-  // A thread's addresses move from block to block; all else about them is known when compiled, or the row stride.
-  SDPA_DEVICE void load_k(int8_t *tile, int tid) {
-    Tensor sK = make_tensor(make_smem_ptr(tile), typename Traits::SmemLayoutK{});  // (kBlockN, kHeadDim)
-    Tensor tKgK = make_tensor(make_gmem_ptr(k_), source_of_k(nullptr, 0).layout());
-    copy_all(tKgK, CopyK{}.get_slice(tid).partition_D(sK));
-    k_ -= Traits::kTileK;
-  }
-
-  SDPA_DEVICE void load_v_hat(int8_t *tile, int tid) {
-    Tensor sVt = make_tensor(make_smem_ptr(tile), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
-    Tensor tVgV = make_tensor(make_gmem_ptr(v_), source_of_v(nullptr, params_.rows, 0).layout());
-    copy_all(tVgV, CopyV{}.get_slice(tid).partition_D(sVt));
-    v_ -= kBlockN;
-  }
-
-  SDPA_DEVICE void load_scales(float *scales, int tid) {
-    if (tid < kBlockN / 2) {
-      const Copy_Atom<typename Arch::CpAsync, float> copy;
-      Tensor gX = make_tensor(make_gmem_ptr(scales_), Shape<_4>{});           // (4)
-      Tensor sX = make_tensor(make_smem_ptr(scales + 4 * tid), Shape<_4>{});  // (4)
-      cute::copy(copy.with(true), gX, sX);
-    }
-    scales_ -= kBlockN;
   }
 
   SDPA_DEVICE void load_v(int n_block, Element *tile, int tid) const {
@@ -133,10 +106,9 @@ class TileCopy {
   const QuantizedParams &params_;
   int seqlen_k_;
   char *smem_;
-  const int8_t *k_;
+  const char *source_;
   const float *k_scale_;
-  const std::conditional_t<Traits::kQuantizesV, int8_t, Element> *v_;  // of 16 bits: the sequence's first key
-  const float *scales_ = nullptr;
+  const Element *v_ = nullptr;  // the sequence's first key
 };
 
 }  // namespace sdpa::fmha_fwd_q8

@@ -39,9 +39,9 @@ EXAMPLES = [
     ),
     (
         "split",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4_qreg_f16_general_split",
+        "no Q in registers",
         "fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general_split",
-        "has KV groups",
-        "fmha_fwd_sm89_d64_m16n64_s1_w4_g4_f16_general_split",
     ),
     (
         "unbiased",

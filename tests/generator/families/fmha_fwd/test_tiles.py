@@ -22,7 +22,7 @@ from generator.families.fmha_fwd.tiles import TABLES, Tables, release, smoke, sw
 from generator.families.unfused.tiles import UNFUSED_TILES
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
-SPLIT_HEAD_DIMS = (64, 128, 256)
+SPLIT_HEAD_DIMS = (64, 128, 192, 256)
 UNBIASED_HEAD_DIMS = (96,)
 ROOT = TEMPLATES.parent
 
@@ -167,13 +167,13 @@ def test_a_general_tile_that_is_illegal_is_an_error() -> None:
     assert "_causal" not in str(error.value)
 
 
-def test_a_split_tile_may_share_a_unit_and_must_have_groups() -> None:
+def test_a_split_tile_may_share_a_unit_and_has_no_q_in_registers() -> None:
     tables = replace(_tables(d64="m32n64_s1_w8_g4"), split={64: tiles("m32n64_s1_w8_g4")})
     kernels = _kernels("release", tables)
     assert {c.unit for c in kernels} == {"units/fmha_fwd_sm89_d64_m32n64_s1_w8_g4.cu"}
     assert [_flags(c) for c in kernels if c.general] == ["_general_split"] * 2
     with pytest.raises(IllegalTileError) as error:
-        _built("release", replace(tables, split={64: tiles("m64n64_s1_w4")}))
+        _built("release", replace(tables, split={64: tiles("m64n64_s1_w4_qreg")}))
     assert str(error.value).count("split: a split kernel") == 2  # dtypes
 
 

@@ -25,7 +25,7 @@ def kernel(
         ({"d": 80}, "head_dim: head_dim 80 is not a multiple of 32"),
         ({"d": 288}, "head_dim: head_dim 288"),
         ({"n": 128}, "block_n: block_n 128 is not 64"),
-        ({"w": 8}, "warps: 8 warps are not 4"),
+        ({"w": 2}, "warps: 2 warps are neither 4 nor 8"),
         ({"m": 96}, "block_m: block_m 96 is not a multiple of 64"),
         ({"s": 1}, "stages: stages 1 is not one of 2, 3, 4"),
         ({"d": 256}, "registers: at least"),
