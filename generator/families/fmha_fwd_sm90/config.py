@@ -19,8 +19,8 @@ SMEM_ALIGNMENT = 1024  # of shared memory: eight rows of 128 swizzled bytes
 # Rows of O for which there is no room of its own; it leaves through Q's.
 OUT_IN_Q_ELEMENTS = 512
 
-# Accumulators of a consumer's thread beside which a second CTA has registers.
-SMALL_ACCUMULATORS = 80
+# Registers for S, P and O up to which a second CTA of two consumers fits on an SM.
+SMALL_ACCUMULATORS = 72
 
 # What a consumer's thread holds next to its accumulators: descriptors, row statistics, loop state.
 OTHER_REGISTERS = 28
@@ -81,11 +81,11 @@ class FmhaFwdSm90(Kernel):
         return self.tile.block_n // 2 + self.tile.block_n // 4 + self.head_dim // 2
 
     @property
-    def is_small(self) -> bool:
-        """A second CTA fits beside it."""
+    def shares_its_sm(self) -> bool:
+        """A second CTA runs beside it."""
         return self.consumers == 2 and not self.general and self.accumulator_registers <= SMALL_ACCUMULATORS
 
     @property
     def registers(self) -> int:
         """What the launch gives a thread; setmaxnreg then moves registers from the loads to the consumers."""
-        return self.arch.limits.registers_for(self.tile.threads * (2 if self.is_small else 1))
+        return self.arch.limits.registers_for(self.tile.threads * (2 if self.shares_its_sm else 1))

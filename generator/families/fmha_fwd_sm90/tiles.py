@@ -26,7 +26,7 @@ def tiles(*names: str) -> tuple[Tile, ...]:
 
 # head_dim → tiles of the plain kernels, causal and not; the first is the one in `smoke`.
 TILES: dict[int, tuple[Tile, ...]] = {
-    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n64_s2_w12", "m128n64_s3_w12", "m128n48_s3_w12"),
+    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
     128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),

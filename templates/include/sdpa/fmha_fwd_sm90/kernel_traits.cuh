@@ -45,7 +45,7 @@ struct KernelTraits {
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
   static constexpr int kAccumulatorRegisters = kBlockN / 2 + kBlockN / 4 + kHeadDim / 2;  // S, P and O at once
-  static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 80 && !kIsGeneral ? 2 : 1;
+  static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 72 && !kIsGeneral ? 2 : 1;
   // setmaxnreg deals the registers of the launch out again: 512 x 128, 384 x 168, or twice 384 x 80. Not one more, or a
   // consumer waits for them for ever. The warp that loads for a general kernel has coordinates of sequences to keep.
   static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
