@@ -189,13 +189,14 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
     for row in (row for row in kernels(Target.HOST) if row.is_split):
         problem = made_problem(dtype=row.dtype, head_dim=row.head_dim)
         model = model_of(row, problem, card)
-        round_cycles = fmha_fwd._work(row, problem, card).cycles(1)
+        work = fmha_fwd._work(row, problem, card)
+        shared = fmha_fwd._resident(row, card) if row.kv_groups == 1 else 1
         for _ in range(300):
             tiles, rows = draw.choice((1, 2, 5, 8, 40, 200, 2000)), draw.randint(1, row.block_m)
             blocks = int(2 ** draw.uniform(0, 12))
-            most = min(card.sms // tiles, blocks // row.kv_groups, 64)
+            most = min(shared * card.sms // tiles, blocks // row.kv_groups, 64)
             prices = {
-                count: -(-blocks // (count * row.kv_groups)) * round_cycles
+                count: -(-blocks // (count * row.kv_groups)) * work.cycles(-(-tiles * count // card.sms))
                 + fmha_fwd._meeting_cycles(row, rows, count)
                 for count in range(1, max(most, 1) + 1)
             }

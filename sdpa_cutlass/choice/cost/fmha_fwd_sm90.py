@@ -41,7 +41,7 @@ _HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there ar
 _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
-_WINDOW_TILE_CYCLES = 2000  # and masks at both ends
+_WINDOW_TILE_CYCLES = 5000  # and masks at both ends (H200, 2026-11-25: 20 windows)
 # Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
 # problems of 512 to 2048 keys (H200, 2026-11-25).
 _EXPOSED_OF_TWO = 0.725
