@@ -44,7 +44,7 @@ _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
 _WINDOW_TILE_CYCLES = 5000  # and masks at both ends (H200, 2026-11-25: 20 windows)
 # Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
 # problems of 512 to 2048 keys (H200, 2026-11-25).
-_EXPOSED_OF_TWO = 0.725
+_EXPOSED_OF_TWO = 0.65
 _TILE_CYCLES_OF_TWO = 340
 
 
@@ -66,7 +66,7 @@ class FmhaFwdSm90(Model):
         if kernel.head_dim % 32:
             self._block *= _NARROW_LOSS
         self._is_limited = problem.is_causal or problem.window is not None
-        if self._is_limited and self._ctas == 1:
+        if self._is_limited:
             self._block *= _CAUSAL_LOSS
         if kernel.is_general:
             self._block *= _GENERAL_LOSS[consumers]
