@@ -59,15 +59,6 @@ HOPPER: tuple[Mutant, ...] = (
         by=Check.RULES,
     ),
     Mutant(
-        name="hopper_unread_v_released_by_one_lane",
-        header=_MAINLOOP,
-        old="release_unread<Arch>(&smem.v_empty[slot.index]);\n",
-        new="release<Arch>(&smem.v_empty[slot.index]);\n",
-        defect="a lane of a warpgroup that passes a block on may miss that V was full, and waits for ever",
-        kernels=Kernels.HOPPER,
-        by=Check.RULES,
-    ),
-    Mutant(
         name="hopper_no_proxy_fence",
         header=_EPILOGUE,
         old="    Arch::fence_async_proxy();\n",
