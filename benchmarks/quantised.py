@@ -7,9 +7,9 @@
 
 One row is one whole call: 16-bit tensors in and out, K and V quantised within. `sm_89` is this library's
 16-bit kernel of the same instructions, `exact` the one that it would choose on this card (on Hopper one of
-another instruction set), next to torch's flash and cuDNN backends; both are left out where a library
-has quantised kernels alone. Other quantised kernels of a head_dim go by their tiles. TFLOP/s count the
-mathematical problem, whatever multiplies. Errors are those of 128 rows of every head against float64:
+another instruction set), next to torch's flash and cuDNN backends. `sm_89` and `exact` are left out where a
+library has quantised kernels alone. Other quantised kernels of a head_dim go by their tiles. TFLOP/s count
+the mathematical problem, whatever multiplies. Errors are those of 128 rows of every head against float64:
 relative L2 and 1 - cosine of the worst head, the largest difference. Exit status 1 when a result breaks the
 contract of docs/quantised.md.
 """

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from benchmarks.quantised_data import FAMILIES, family
-from sdpa_cutlass.library.registry import Family, KernelInfo, Op, read_kernels
+from sdpa_cutlass.library.registry import Family, KernelInfo, read_kernels
 from sdpa_cutlass.problem import Causal
 from tests.gpu_report.check_soak import try_problems
 from tests.gpu_report.context import Context, check
@@ -122,8 +122,8 @@ def run_gradients(context: Context, recipe: GradientRecipe) -> None:
     assert not broken, f"{recipe}: {broken}"
 
 
-def _rows(context: Context, op: Op, family: Family) -> list[KernelInfo]:
-    rows = [row for row in read_kernels(context.library) if row.op is op and row.family is family]
+def _rows(context: Context, family: Family) -> list[KernelInfo]:
+    rows = [row for row in read_kernels(context.library) if row.family is family]
     return [row for row in rows if fnmatch.fnmatchcase(row.name, context.kernels)]
 
 
@@ -137,11 +137,11 @@ def _soak(context: Context, rows: list[KernelInfo], drawn: Any, run: Any) -> Non
 @check
 def soak_quantised(context: Context) -> None:
     """The contract of docs/quantised.md."""
-    rows = _rows(context, Op.FORWARD, Family.FMHA_FWD_Q8)
+    rows = _rows(context, Family.FMHA_FWD_Q8)
     _soak(context, rows, quantised_recipes, run_quantised)
 
 
 @check
 def soak_gradients(context: Context) -> None:
     """The rule of tests/kernels/backward.py."""
-    _soak(context, _rows(context, Op.BACKWARD, Family.FMHA_BWD), gradient_recipes, run_gradients)
+    _soak(context, _rows(context, Family.FMHA_BWD), gradient_recipes, run_gradients)

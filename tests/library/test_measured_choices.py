@@ -9,8 +9,10 @@ general kernels of both on the problems of `benchmarks.compare_kernels`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,27 +32,27 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 JOURNALS = RESULTS / "tuning"
 
 
+Sizes = tuple[int, int, int, int, int, int]
+"""B, Hq, Hkv, Sq, Sk, D"""
+
+
+def problem_of(sizes: Sizes, **options: Any) -> Problem:
+    """In float16."""
+    names = ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k", "head_dim")
+    return Problem(dtype=DType.F16, **dict(zip(names, sizes, strict=True)), **options)
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """B, Hq, Hkv, Sq, Sk, D; µs of the kernel that was chosen and of better ones, by the tile in the name."""
+    """µs of the kernel that was chosen and of better ones, by the tile in the name."""
 
-    sizes: tuple[int, int, int, int, int, int]
+    sizes: Sizes
     slow: tuple[str, float]
     better: dict[str, float]
 
     @property
     def ranked(self) -> list[tuple[KernelInfo, Estimate]]:
-        batch, heads, heads_kv, rows, keys, head_dim = self.sizes
-        problem = Problem(
-            dtype=DType.F16,
-            batch=batch,
-            num_heads_q=heads,
-            num_heads_kv=heads_kv,
-            seqlen_q=rows,
-            seqlen_k=keys,
-            head_dim=head_dim,
-        )
-        found = ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
+        found = ranking(library(Target.HOST), problem_of(self.sizes), Family.FMHA_FWD, H200)
         return [pair for pair in found if pair[0].family is Family.FMHA_FWD]
 
     def price(self, tile: str) -> float:
@@ -114,25 +116,14 @@ def test_little_is_lost_at_random_problems() -> None:
     assert max(regrets.values()) < 1.2, max(regrets, key=regrets.__getitem__)
 
 
-# What is asked, batch, heads, seqlen, head_dim: µs of the fastest general kernels, by family, arch and tile.
-GENERAL: dict[tuple[str, int, int, int, int], dict[str, int]] = {
+# What is asked, batch, heads, seqlen, head_dim: µs of general kernels, by family, arch and tile.
+Setting = tuple[str, int, int, int, int]
+GENERAL: dict[Setting, dict[str, float]] = {
     ("causal", 32, 32, 512, 64): {
         "sm90_d64_m192n128_s3_w16": 184,
         "sm89_d64_m128n64_s2_w4_qreg": 186,
         "sm89_d64_m64n64_s1_w4": 195,
         "sm90_d64_m128n128_s3_w12": 211,
-    },
-    ("lengths", 32, 32, 512, 64): {
-        "sm90_d64_m192n128_s3_w16": 209,
-        "sm89_d64_m128n64_s2_w4_qreg": 210,
-        "sm90_d64_m128n128_s3_w12": 244,
-        "sm89_d64_m64n64_s1_w4": 252,
-    },
-    ("packed", 32, 32, 512, 64): {
-        "sm90_d64_m192n128_s3_w16": 182,
-        "sm89_d64_m128n64_s2_w4_qreg": 194,
-        "sm90_d64_m128n128_s3_w12": 212,
-        "sm89_d64_m64n64_s1_w4": 226,
     },
     ("packed_causal", 32, 32, 512, 64): {
         "sm89_d64_m64n64_s1_w4": 152,
@@ -140,35 +131,11 @@ GENERAL: dict[tuple[str, int, int, int, int], dict[str, int]] = {
         "sm90_d64_m192n128_s3_w16": 158,
         "sm90_d64_m128n128_s3_w12": 186,
     },
-    ("window", 32, 32, 512, 64): {
-        "sm89_d64_m64n64_s1_w4": 140,
-        "sm89_d64_m128n64_s2_w4_qreg": 157,
-        "sm90_d64_m192n128_s3_w16": 181,
-        "sm90_d64_m128n128_s3_w12": 200,
-    },
-    ("sinks", 32, 32, 512, 64): {
-        "sm90_d64_m192n128_s3_w16": 189,
-        "sm89_d64_m128n64_s2_w4_qreg": 190,
-        "sm89_d64_m64n64_s1_w4": 197,
-        "sm90_d64_m128n128_s3_w12": 215,
-    },
     ("causal", 8, 32, 2048, 64): {
         "sm90_d64_m192n128_s3_w16": 353,
         "sm90_d64_m128n128_s3_w12": 425,
         "sm89_d64_m128n64_s2_w4_qreg": 483,
         "sm89_d64_m64n64_s1_w4": 541,
-    },
-    ("lengths", 8, 32, 2048, 64): {
-        "sm90_d64_m192n128_s3_w16": 459,
-        "sm90_d64_m128n128_s3_w12": 555,
-        "sm89_d64_m128n64_s2_w4_qreg": 646,
-        "sm89_d64_m64n64_s1_w4": 778,
-    },
-    ("packed", 8, 32, 2048, 64): {
-        "sm90_d64_m192n128_s3_w16": 377,
-        "sm90_d64_m128n128_s3_w12": 450,
-        "sm89_d64_m128n64_s2_w4_qreg": 524,
-        "sm89_d64_m64n64_s1_w4": 648,
     },
     ("packed_causal", 8, 32, 2048, 64): {
         "sm90_d64_m192n128_s3_w16": 239,
@@ -176,50 +143,38 @@ GENERAL: dict[tuple[str, int, int, int, int], dict[str, int]] = {
         "sm89_d64_m128n64_s2_w4_qreg": 328,
         "sm89_d64_m64n64_s1_w4": 357,
     },
-    ("window", 8, 32, 2048, 64): {
-        "sm90_d64_m192n128_s3_w16": 244,
-        "sm89_d64_m128n64_s2_w4_qreg": 277,
-        "sm89_d64_m64n64_s1_w4": 283,
-        "sm90_d64_m128n128_s3_w12": 291,
-    },
-    ("sinks", 8, 32, 2048, 64): {
-        "sm90_d64_m192n128_s3_w16": 356,
-        "sm90_d64_m128n128_s3_w12": 427,
-        "sm89_d64_m128n64_s2_w4_qreg": 485,
-        "sm89_d64_m64n64_s1_w4": 543,
-    },
     ("causal", 32, 16, 512, 128): {
         "sm90_d128_m192n80_s3_w16": 128,
         "sm90_d128_m128n128_s2_w12": 135,
         "sm89_d128_m128n32_s2_w4": 168,
         "sm89_d128_m64n64_s1_w4": 180,
     },
-    ("lengths", 32, 16, 512, 128): {
-        "sm90_d128_m192n80_s3_w16": 129,
-        "sm90_d128_m128n128_s2_w12": 150,
-        "sm89_d128_m128n32_s2_w4": 182,
-        "sm89_d128_m64n64_s1_w4": 228,
-    },
-    ("packed", 32, 16, 512, 128): {
-        "sm90_d128_m192n80_s3_w16": 109,
-        "sm90_d128_m128n128_s2_w12": 129,
-        "sm89_d128_m128n32_s2_w4": 161,
-        "sm89_d128_m64n64_s1_w4": 194,
-    },
 }
 
 
+def committed() -> dict[Setting, dict[str, float]]:
+    """What benchmarks.compare_kernels wrote."""
+    found = {}
+    text = (RESULTS / "compare_kernels" / "2026-11-25-h200-f16.json").read_text(encoding="utf-8")
+    for row in json.loads(text)["rows"]:
+        kind, *sizes, _ = row["problem"].split()
+        batch, heads, seqlen, head_dim = (int(size.lstrip("bhsd")) for size in sizes)
+        found[kind, batch, heads, seqlen, head_dim] = {
+            name.removeprefix("fmha_fwd_").removesuffix("_f16_general"): time
+            for name, time in row["times_us"].items()
+            if name.startswith("fmha_fwd_")
+        }
+    return found
+
+
+GENERAL |= committed()
+
+
 @pytest.mark.parametrize("setting", GENERAL, ids=lambda setting: "-".join(map(str, setting)))
-def test_general_kernels_of_both_families_are_ranked(setting: tuple[str, int, int, int, int]) -> None:
+def test_general_kernels_of_both_families_are_ranked(setting: Setting) -> None:
     kind, batch, heads, seqlen, head_dim = setting
-    problem = Problem(
-        dtype=DType.F16,
-        batch=batch,
-        num_heads_q=heads,
-        num_heads_kv=heads,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        head_dim=head_dim,
+    problem = problem_of(
+        (batch, heads, heads, seqlen, seqlen, head_dim),
         causal=Causal.TOP_LEFT if kind in ("causal", "packed_causal", "sinks") else None,
         has_lengths=kind in ("lengths", "packed", "packed_causal"),
         window=(seqlen // 4 - 1, 0) if kind == "window" else None,

@@ -41,7 +41,7 @@ _HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there ar
 _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
-_WINDOW_TILE_CYCLES = 5000  # and masks at both ends (H200, 2026-11-25: 20 windows)
+_WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
 # Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
 # problems of 512 to 2048 keys (H200, 2026-11-25).
 _EXPOSED_OF_TWO = 0.65
@@ -72,7 +72,9 @@ class FmhaFwdSm90(Model):
             self._block *= _GENERAL_LOSS[consumers]
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
         if kernel.is_general:
-            self._tile += _GENERAL_TILE_CYCLES + (_WINDOW_TILE_CYCLES if problem.window is not None else 0)
+            self._tile += _GENERAL_TILE_CYCLES
+            if problem.window is not None:
+                self._tile += _WINDOW_KEY_CYCLES * kernel.block_n
         self._first = _FIRST_CYCLES[consumers]
         is_unaligned = problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)

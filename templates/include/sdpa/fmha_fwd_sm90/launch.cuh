@@ -175,10 +175,10 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
         make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kBlockN);
   if (status.ok())
     status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
-  const auto num_sms = static_cast<uint32_t>(Traits::Arch::num_sms()) * Traits::kCtasPerSm;
+  const auto at_once = static_cast<uint32_t>(Traits::Arch::num_sms()) * Traits::kCtasPerSm;  // CTAs that run together
   params.num_tiles = static_cast<uint32_t>(num_tiles<Traits>(p));
-  params.num_ctas = num_ctas<Traits>(params.num_tiles, num_sms, params.seqlen_k);
-  if constexpr (Traits::kIsCausal) set_sections<Traits>(params, p, num_sms);
+  params.num_ctas = num_ctas<Traits>(params.num_tiles, at_once, params.seqlen_k);
+  if constexpr (Traits::kIsCausal) set_sections<Traits>(params, p, at_once);
   return status;
 }
 
