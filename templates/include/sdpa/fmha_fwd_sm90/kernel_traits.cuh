@@ -46,13 +46,12 @@ struct KernelTraits {
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
   static constexpr int kAccumulatorRegisters = kBlockN / 2 + kBlockN / 4 + kHeadDim / 2;  // S, P and O at once
   static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 72 && !kIsGeneral ? 2 : 1;
-  // setmaxnreg deals the registers of the launch out again: 512 x 128, 384 x 168, or twice 384 x 80. Not one more, or a
-  // consumer waits for them for ever. The warp that loads for a general kernel has coordinates of sequences to keep.
+  // setmaxnreg deals the registers of the launch out again. Not one more, or a consumer waits for them for ever. The
+  // warp that loads for a general kernel has coordinates of sequences to keep.
+  static constexpr int kLaunchRegisters = kCtasPerSm == 2 ? 80 : kConsumers == 3 ? 128 : 168;  // a thread
   static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kIsGeneral ? 40 : 24;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
-                    (kConsumers + 1) * (kCtasPerSm == 2 ? 80 : kConsumers == 3 ? 128 : 168),
-                "what the launch gave");
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
