@@ -334,21 +334,22 @@ def _run_in_full(
     if prepared is not None:  # known, but an input requires grad
         return _differentiable(options, inputs)
     options = torch_inputs.with_flags(options)
-    given = _read(inputs)
-    if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
-        if inputs.form is Form.PADDED and not has_torch():
-            return array_calls.run(options, inputs)
-        tensors = {name: as_tensor(name, value) for name, value in given.items()}
-        if inputs.out is not None:
-            tensors["out"] = as_tensor("out", inputs.out, writable=True)
-        known = inputs._replace(**tensors)
-        result = Result(*(run(*options[:6], *known[:4]) if cache is _plain else run_call(options, known)))
-        return result if inputs.out is None else result._replace(out=inputs.out)
-    if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
-        return _record(options, inputs)
-    known = torch_inputs.resolved(inputs)
-    if known is not inputs:
-        inputs, signature = known, None
+    if not torch_inputs.are_plain_tensors(inputs):
+        given = _read(inputs)
+        if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
+            if inputs.form is Form.PADDED and not has_torch():
+                return array_calls.run(options, inputs)
+            tensors = {name: as_tensor(name, value) for name, value in given.items()}
+            if inputs.out is not None:
+                tensors["out"] = as_tensor("out", inputs.out, writable=True)
+            known = inputs._replace(**tensors)
+            result = Result(*(run(*options[:6], *known[:4]) if cache is _plain else run_call(options, known)))
+            return result if inputs.out is None else result._replace(out=inputs.out)
+        if torch_inputs.needs_dispatcher(given | {"out": inputs.out}, is_operator=is_operator):
+            return _record(options, inputs)
+        known = torch_inputs.resolved(inputs)
+        if known is not inputs:
+            inputs, signature = known, None
     query, key, value = inputs.query, inputs.key, inputs.value
     if (  # as expects_gradients, without a call
         query.requires_grad
@@ -361,7 +362,7 @@ def _run_in_full(
     operands = bound.operands
     if inputs.out is not None:
         outputs.check_out(inputs.out, operands)
-        outputs.check_no_overlap(inputs.out, given)
+        outputs.check_no_overlap(inputs.out, _read(inputs))
     executed = execute(bound, options, inputs.out, inputs.philox)
     out = operands.restore(executed.out) if inputs.out is None else inputs.out
     if inputs.out is not None:

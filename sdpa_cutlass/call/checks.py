@@ -167,13 +167,12 @@ def autocast_inputs(
 
     As in torch, float64 stays. Unlike in torch, so do inputs that share a dtype which kernels take.
     """
-    if not is_tensor(query):
+    if query.dtype == key.dtype == value.dtype and dtype_name(query) in _DTYPES:
         return query, key, value
-    is_autocast_enabled = sys.modules["torch"].is_autocast_enabled
     device_type = query.device.type
-    if (dtype_name(query) in _DTYPES and query.dtype == key.dtype == value.dtype) or (
-        device_type not in ("cpu", "cuda") or not is_autocast_enabled(device_type)
-    ):
+    if not is_tensor(query) or device_type not in ("cpu", "cuda"):
+        return query, key, value
+    if not sys.modules["torch"].is_autocast_enabled(device_type):
         return query, key, value
     dtype = sys.modules["torch"].get_autocast_dtype(device_type)
 

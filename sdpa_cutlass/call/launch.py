@@ -120,11 +120,13 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
     batches, heads, rows, dense = tensor.shape
     batch, head, row, _ = tensor.stride()
-    row = row if rows > 1 else dense
-    dense = max(dense, row * rows)
-    head = head if heads > 1 else dense
-    dense = max(dense, head * heads)
-    return (batch if batches > 1 else dense), head, row
+    if rows < 2:
+        row = dense
+    if heads < 2:
+        head = max(dense, row * rows)
+    if batches < 2:
+        batch = max(dense, row * rows, head * heads)
+    return batch, head, row
 
 
 def _extra_words(extras: Extras) -> tuple[int, ...]:

@@ -92,8 +92,11 @@ class Operands(NamedTuple):
 
 
 def is_loadable(tensor: torch.Tensor) -> bool:
-    """True when kernels can load `tensor` as it is, 16 bytes at a time."""
-    head_dim = tensor.shape[-1]
+    """True when kernels can load `tensor` [B, H, S, D] as it is, 16 bytes at a time."""
+    head_dim = tensor.shape[3]
+    batch, head, row, last = tensor.stride()
+    if last == 1 and not (batch | head | row | head_dim) % _ELEMENTS:  # as for most; the rest takes longer
+        return head_dim > 0 and tensor.data_ptr() % _ALIGNMENT == 0
     return head_dim > 0 and head_dim % _ELEMENTS == 0 and misalignment(tensor) is None
 
 

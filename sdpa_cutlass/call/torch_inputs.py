@@ -18,6 +18,25 @@ from .binding import upper_bound
 from .operands import is_virtual
 
 
+def are_plain_tensors(inputs: Inputs) -> bool:
+    """Whether all that is given are tensors of torch's own type whose memory holds their values, and integers.
+
+    True of nearly all calls, and asked in a tenth of the time that the functions below take.
+    """
+    torch = sys.modules.get("torch")
+    tensor_type = None if torch is None else torch.Tensor
+    try:
+        for value in inputs:
+            if type(value) is tensor_type:
+                if not value.data_ptr() or value.is_neg():
+                    return False
+            elif value is not None and type(value) is not int:
+                return False
+    except RuntimeError:  # it has no address
+        return False
+    return tensor_type is not None
+
+
 def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
     """True when one of `tensors`, some of which may be None, has no memory and torch can serve it.
 

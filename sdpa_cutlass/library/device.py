@@ -38,6 +38,9 @@ class DeviceInfo:
     l2_bytes: int = 0
     dram_gbps: float = 0.0
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.index))  # asked for with every choice of a kernel
+
     def dram_us(self, count: int) -> float:
         """The least microseconds in which a kernel reads `count` bytes; 0 for what the L2 cache holds.
 

@@ -20,7 +20,7 @@ from sdpa_cutlass.library.device import HOST
 from sdpa_cutlass.library.locate import Target
 from tests.library.reference import rand
 
-ALLOWED = 120
+ALLOWED = 110
 """Calls of Python functions when prices are known: 50 µs on a CPU of 2023. Before they were counted: 163."""
 
 K = rand(1, 4, 320, 64)
