@@ -29,7 +29,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdpa_cutlass
-from sdpa_cutlass import attention
+from sdpa_cutlass import Causal, DType, Problem, attention
+from sdpa_cutlass.call.launch import library_for
+from sdpa_cutlass.choice.backward import legal_kernels
 from sdpa_cutlass.cli import environment
 from sdpa_cutlass.cli.results import write_atomically
 
@@ -238,7 +240,23 @@ def measure(shape: Shape, rounds: int, budget_ms: float) -> dict[str, Any]:
         for name, parts in replays.items():
             for part, replay in parts.items():
                 times[name][part].append(milliseconds(replay, budget_ms))
-    return {"shape": asdict(shape), "milliseconds": times, "refused": refused}
+    return {"shape": asdict(shape), "kernel": kernel_of(shape), "milliseconds": times, "refused": refused}
+
+
+def kernel_of(shape: Shape) -> str:
+    """The backward kernel that is chosen for it."""
+    problem = Problem(
+        dtype={"float16": DType.F16, "bfloat16": DType.BF16}[shape.dtype],
+        batch=shape.batch,
+        num_heads_q=shape.heads,
+        num_heads_kv=shape.heads,
+        seqlen_q=shape.seqlen,
+        seqlen_k=shape.seqlen,
+        head_dim=shape.head_dim,
+        causal=Causal.TOP_LEFT if shape.causal else None,
+    )
+    library, device = library_for(torch.empty(1, device="cuda"))
+    return legal_kernels(library, problem, device)[0].name
 
 
 def tflops(row: dict[str, Any], name: str, part: str) -> float | None:

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import sdpa_cutlass
 from benchmarks.quantised_data import CONTRACTS, FAMILIES, errors_of_heads, family
 from sdpa_cutlass import Causal, DType, Precision, Problem, attention, explain
 from sdpa_cutlass.cli import environment
@@ -39,7 +38,7 @@ from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.timing import Contestant, time_on_gpu
 from sdpa_cutlass.errors import NoKernelError
 
-FORMAT = 1
+FORMAT = 2
 HEADS = 16
 TOKENS = 16384  # of a problem: batch = TOKENS / seqlen, at least 1
 CHECKED_ROWS = 128
@@ -289,6 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    env = environment.record(device)
     causal = Causal.TOP_LEFT if options.causal else None
     times: list[dict[str, Any]] = []
     if not options.errors:
@@ -307,13 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checked = [row for head_dim in options.head_dims for row in check_families(head_dim, options.dtype)]
     print(f"\nS = {ERRORS_SEQLEN}, relative L2 of the worst head; ! breaks the contract\n")
     print("\n".join(table_of_errors(checked)))
+    environment.close(env, device)
     if options.json:
         record = {
             "format": FORMAT,
-            "version": sdpa_cutlass.__version__,
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "gpu_state": environment.gpu_state(),
+            "env": env,
             "times": times,
             "errors": checked,
         }

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import family_results
 from benchmarks.documents.sections import PICTURE_SUFFIX, SECTIONS, Section, Source
 from sdpa_cutlass.cli import FAILED, OK, CommandError, results
 from sdpa_cutlass.cli.results import ResultFormatError, Results
@@ -178,7 +179,7 @@ def _load(path: Path) -> Source:
         raise CommandError(f"{str(path)!r}: a name with spaces or > cannot stand in a marker")
     try:
         data = path.read_bytes()
-        found = results.from_json(data.decode("utf-8"), origin=str(path))
+        found = family_results.from_json(data.decode("utf-8"), origin=str(path))
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror or error}") from error
     except (ResultFormatError, UnicodeDecodeError) as error:

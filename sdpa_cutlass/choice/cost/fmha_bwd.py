@@ -1,8 +1,9 @@
 """What a backward kernel costs: tiles of keys and tiles of query rows, which share the SMs of one launch.
 
-A pair of tiles takes four multiplications where keys are owned and three where rows are, at the card's rate
-for mma.sync, and exp2 and the arithmetic around it for every score. Rougher than the forward's model and
-fitted to nothing: it only has to rank tiles of the same kernel.
+A pair of tiles takes four multiplications where keys are owned and three where rows are, at half of the
+card's rate for mma.sync: they wait for shared memory, and softmax is hidden behind them. Fitted to the
+backward of FlashAttention's shapes at head_dim 64 and 128 (H200, 2026-11-25: twelve within 9 %, the median
+4 %); other head_dims and other cards are predictions.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import Problem
-from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
+from ..visible_keys import rows_of_tiles
+from .model import LAUNCH_CYCLES, Model, ceil_div
 
 _KEYS_PRODUCTS = 4
 _ROWS_PRODUCTS = 3
-_SCORE_CYCLES = (
-    12 / 128
-)  # of one SM, for one score: exp2, a select, four multiplications and additions, two roundings
+_PRODUCTS_SLOWDOWN = 1.95  # of mma.sync alone
+_ENDS_CYCLES = 2800  # of a CTA: first loads, last stores
 
 
 class FmhaBwd(Model):
@@ -24,19 +25,18 @@ class FmhaBwd(Model):
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        product = 2 * kernel.head_dim / device.mma_flops_per_clock
-        self._keys = _KEYS_PRODUCTS * product + _SCORE_CYCLES
-        self._rows = _ROWS_PRODUCTS * product + _SCORE_CYCLES
+        product = _PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
+        self._keys = _KEYS_PRODUCTS * product  # cycles of an SM for a score
+        self._rows = _ROWS_PRODUCTS * product
         self._dq_block_m = kernel.detail("dq_block_m")
         self._dq_block_n = kernel.detail("dq_block_n")
 
     def cost(self, problem: Problem) -> tuple[float, int]:
-        kernel, device = self.kernel, self.device
+        sms = self.device.sms
         ctas, computed = self._sides(problem)
         scores = computed[0] * self._keys + computed[1] * self._rows
-        waves = max(ctas / (device.sms * max(kernel.ctas_per_sm, 1)), 1)
-        busy = max(scores / device.sms, max(scores / ctas, 0))
-        return 2 * LAUNCH_CYCLES + waves * CTA_CYCLES + busy, 0
+        # The CTAs of an SM share its rate; fewer CTAs than SMs leave some idle.
+        return 2 * LAUNCH_CYCLES + (scores + ctas * _ENDS_CYCLES) / min(max(ctas, 1), sms), 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         ctas, (of_keys, of_rows) = self._sides(problem)
@@ -46,13 +46,18 @@ class FmhaBwd(Model):
     def _sides(self, problem: Problem) -> tuple[int, tuple[float, float]]:
         """CTAs, and the scores that those of keys and those of rows compute."""
         kernel = self.kernel
-        share = problem.visible_scores / max(problem.seqlen_q * problem.seqlen_k, 1)
         key_tiles = ceil_div(problem.seqlen_k, kernel.block_n)
         row_tiles = ceil_div(problem.seqlen_q, self._dq_block_m)
-        rows = ceil_div(problem.seqlen_q, kernel.block_m) * kernel.block_m
-        keys = ceil_div(problem.seqlen_k, self._dq_block_n) * self._dq_block_n
         heads = problem.batch * problem.num_heads_q
         ctas = problem.batch * (key_tiles * problem.num_heads_kv + row_tiles * problem.num_heads_q)
-        of_keys = heads * key_tiles * kernel.block_n * rows * share
-        of_rows = heads * row_tiles * self._dq_block_m * keys * share
+        of_keys = heads * _computed_scores(problem, kernel.block_m, kernel.block_n)
+        of_rows = heads * _computed_scores(problem, self._dq_block_m, self._dq_block_n)
         return ctas, (of_keys, of_rows)
+
+
+def _computed_scores(problem: Problem, block_m: int, block_n: int) -> float:
+    """Scores of one head in the blocks that are not skipped."""
+    m_blocks = ceil_div(problem.seqlen_q, block_m)
+    rows = rows_of_tiles(problem, block_m, 1)
+    n_blocks = ceil_div(problem.seqlen_k, block_n) if rows is None else rows.all_rounds(block_n) / rows.count
+    return m_blocks * block_m * n_blocks * block_n
