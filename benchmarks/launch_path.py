@@ -9,7 +9,8 @@ median over the loops, `us_min` the least. Three groups:
 
     parts     what a call through Python consists of; they do not add up to it exactly, because Python's own
               steps between them are not listed
-    dry       whole calls that end before the library: a function that does nothing stands in for its own
+    dry       whole calls that end before the library: a function that does nothing stands in for its own. A
+              new signature is one token more in a key cache, with the choice of its kernel
     launched  whole calls as they are, and torch's own beside them; only on a GPU, since on a CPU the kernel
               runs within the call
 
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import json
 import statistics
 import timeit
@@ -90,9 +92,12 @@ _CALLS = {
     "attention, dropout": "attention(q, k, v{scale}, p_dropout=0.1)",
     "attention_varlen": "attention_varlen(*packed, cu_seqlens, cu_seqlens, 512, 512{scale})",
 }
-DRY = tuple(
-    Step("dry", name, statement.format(plan="dry_plan", scale=", scale=dry_scale"))
-    for name, statement in _CALLS.items()
+DRY = (
+    *(
+        Step("dry", name, statement.format(plan="dry_plan", scale=", scale=dry_scale"))
+        for name, statement in _CALLS.items()
+    ),
+    Step("dry", "attention, a new signature", "kv = next(growing); attention(row, kv, kv, scale=dry_scale)"),
 )
 LAUNCHED = tuple(
     Step("launched", name, statement.format(plan="plan", scale="")) for name, statement in _CALLS.items()
@@ -141,11 +146,16 @@ def measure(
     names = _names(device, shape)
     steps = [*PARTS, *(PARTS_ON_A_GPU if on_gpu else ()), *DRY, *(LAUNCHED + _peers() if on_gpu else ())]
     timers = {step: timeit.Timer(step.statement, globals=names) for step in steps}
-    refused = {step: reason for step in steps if (reason := _first_run(step, timers[step])) is not None}
+    library, _ = launch.library_for(names["q"])
+    refused = {}
+    for step in steps:
+        with _around(step, library):
+            if (reason := _first_run(step, timers[step])) is not None:
+                refused[step] = reason
     samples: dict[Step, list[float]] = {step: [] for step in steps if step not in refused}
     for _ in range(rounds):
         for step, times in samples.items():
-            with step.context:
+            with _around(step, library):
                 times.append(1e6 * timers[step].timeit(CALLS) / CALLS)
             if on_gpu:
                 torch.cuda.synchronize()
@@ -160,11 +170,14 @@ def measure(
     return rows
 
 
+def _around(step: Step, library: Library) -> AbstractContextManager[None]:
+    return _dry(library) if step.group == "dry" else step.context
+
+
 def _first_run(step: Step, timer: timeit.Timer) -> str | None:
     """Runs a statement twice, so that plans are made; the reason of a backend that refuses, or None."""
     try:
-        with step.context:
-            timer.timeit(2)
+        timer.timeit(2)
     except RuntimeError as error:
         if not step.name.startswith("torch "):
             raise
@@ -221,6 +234,7 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "signature_of": plan_cache.signature_of, "pack": launch._pack, "head": launch._head, "rest": rest,
         "workspace": workspace, "native": native, "launch_plan": launch_plan,
         "addresses": launch._pack(launch._head, *words, 0, workspace_address, size, rest),
+        "row": q[:1, :, :1], "growing": _growing_cache(q),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
         "current_stream": current_stream, "device_index": device_index,
         "stream": None if current_stream is None else launch._keep_stream(current_stream(info.index)),
@@ -235,6 +249,14 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "same_signature": same_signature,
         "cache": {signature: plan},
     }
+
+
+def _growing_cache(query: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Keys of one sequence, a token more each time; no length comes again while plans of it are kept."""
+    _, heads, _, head_dim = query.shape
+    longest = 2 * plan_cache.MAX_PLANS
+    cache = query.new_zeros((1, heads, longest, head_dim))
+    return itertools.cycle([cache[:, :, :length] for length in range(1, longest + 1)])
 
 
 def _untyped(library: Library, function: str) -> Any:
