@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -63,17 +63,12 @@ def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Out
     return outcome
 
 
-def check_baselines(workshop: Workshop, needed: Iterable[tuple[Kernels, bool]], jobs: int) -> None:
+def check_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> None:
     """Raises BaselineError when a test fails without any defect."""
-
-    def run(kernels: Kernels, observed: bool) -> None:
-        outcome = run_baseline(workshop, kernels, observed=observed)
-        if outcome.failures:
-            first = outcome.failures[0]
-            raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, *zip(*needed, strict=True)))
+    outcome = run_baseline(workshop, kernels, observed=observed)
+    if outcome.failures:
+        first = outcome.failures[0]
+        raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
 
 
 def run_mutant(
@@ -122,8 +117,6 @@ def run_mutants(
     """The results in the order of `mutants`; `done` hears of each as it comes. Raises BaselineError."""
     workshop = Workshop.open(folder)
     needed = {(mutant.kernels, mutant.observed): None for mutant in mutants if mutant.why_stale() is None}
-    if needed:
-        check_baselines(workshop, needed, jobs)
 
     def run(mutant: Mutant) -> Result:
         result = run_mutant(workshop, mutant, every_check=every_check, lines=lines)
@@ -131,4 +124,12 @@ def run_mutants(
         return result
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(run, mutants))
+        baselines = [pool.submit(check_baseline, workshop, kernels, observed=o) for kernels, o in needed]
+        results = [pool.submit(run, mutant) for mutant in mutants]
+        try:
+            for baseline in baselines:
+                baseline.result()
+            return [result.result() for result in results]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
