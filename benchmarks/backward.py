@@ -135,7 +135,7 @@ def kernel_runs(shape: Shape, names: list[str]) -> dict[str, Callable[[], Any]]:
 
     def ours(name: str) -> Any:
         return torch.ops.sdpa_cutlass.attention_backward(
-            dout, q, k, v, out, lse, causal=causal, kernel_name=name, needs=[True] * 3
+            dout, q, k, v, out, lse, causal=causal, kernel_name=name, needs=[True] * 3 + [False]
         )
 
     runs: dict[str, Callable[[], Any]] = {name: functools.partial(ours, name) for name in names}

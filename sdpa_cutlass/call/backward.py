@@ -1,11 +1,12 @@
-"""Gradients of one call: what the forward was given and what it gave → dq, dk and dv.
+"""Gradients of one call: what the forward was given and what it gave → dq, dk, dv and dbias.
 
     dV = (M ∘ P)ᵀ dO / p_keep      dS = P ∘ (M ∘ (dO Vᵀ) / p_keep - rowsum(dO ∘ O) + dLSE)
-    dQ = scale · dS K              dK = scale · dSᵀ Q
+    dQ = scale · dS K              dK = scale · dSᵀ Q              dbias = dS, of a mask that is added
 
 Source of the method: Dao et al., "FlashAttention" (2022). Nothing here is differentiated by torch: see
 integrations/torch_autograd.py. Gradients have the shapes of the inputs as the caller gave them, and their
-strides where those are dense. Where an input was broadcast, its gradient is summed.
+strides where those are dense. Where an input was broadcast, its gradient is summed. That of a bias is summed
+by its kernel, in float32: it is as large as the bias, and contiguous.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..choice.backward import choose_backward, legal_kernels, why_none
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from ..library.device import stream_getter
 from ..library.locate import Target
+from ..library.registry import mask_code
 from ..library.structs import BwdParams
 from .binding import Bound
+from .extras import MASK_TYPES
 from .launch import library_for, make_params, make_workspace
-from .operands import loadable
+from .operands import dtype_name, loadable
 
 if TYPE_CHECKING:
     import torch
 
-Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
-Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
+Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor | None"]
+Needs = tuple[bool, bool, bool, bool]
+Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
 
 
 class Results(NamedTuple):
@@ -58,15 +62,15 @@ def gradients(
     likes: Tensors,
     results: Results,
     philox: Any,
-    needs: tuple[bool, bool, bool],
+    needs: Needs,
     kernel: str | None = None,
 ) -> Gradients:
-    """The gradients of query, key and value; None where `needs` does not ask for one.
+    """The gradients of query, key, value and attn_mask; None where `needs` does not ask for one.
 
-    `bound` is the forward's call, `likes` are query, key and value as the caller gave them, and `philox` is
-    what the forward used. `kernel` names one instead of the chosen one. Raises the package's errors.
+    `bound` is the forward's call, `likes` are these four as the caller gave them, and `philox` is what the
+    forward used. `kernel` names one instead of the chosen one. Raises the package's errors.
     """
-    grads = _empty_gradients(bound, needs)
+    grads = _empty_gradients(bound, likes, needs)
     is_computed = not (bound.problem.is_empty or bound.drops_everything)
     if not is_computed or bound.given.cu_seqlens_q is not None:  # rows of no sequence
         for grad in grads:
@@ -77,19 +81,44 @@ def gradients(
     return _as_given(bound, likes, grads)
 
 
-def empty_gradients(bound: Bound, likes: Tensors, needs: tuple[bool, bool, bool]) -> Gradients:
+def empty_gradients(bound: Bound, likes: Tensors, needs: Needs) -> Gradients:
     """What `gradients` returns, without values: tracing comes here."""
-    return _as_given(bound, likes, _empty_gradients(bound, needs))
+    return _as_given(bound, likes, _empty_gradients(bound, likes, needs))
 
 
-def _empty_gradients(bound: Bound, needs: tuple[bool, bool, bool]) -> Gradients:
+def _empty_gradients(bound: Bound, likes: Tensors, needs: Needs) -> Gradients:
     """Canonical, and as wide as kernels write them."""
     operands = bound.operands
     query, key, value = (
         _empty_like(tensor) if needed else None
-        for tensor, needed in zip((operands.query, operands.key, operands.value), needs, strict=True)
+        for tensor, needed in zip((operands.query, operands.key, operands.value), needs[:3], strict=True)
     )
-    return query, key, value
+    return query, key, value, _empty_dbias(bound, likes[3]) if needs[3] else None
+
+
+def _empty_dbias(bound: Bound, mask: torch.Tensor | None) -> torch.Tensor:
+    """[B, Hq, Sq, Sk] with 1 for what `mask`, as the caller gave it, has one of or lacks.
+
+    float32 where some of several batch dimensions are broadcast and others are not: kernels sum over all of
+    the batch or nothing of it, and the rest is summed afterwards.
+    """
+    if mask is None:
+        raise ArgumentError("needs asks for the gradient of attn_mask, and attn_mask is None")
+    if not mask.is_floating_point():
+        raise ArgumentError(f"needs asks for the gradient of attn_mask, whose dtype is {mask.dtype}")
+    batch, own = _own_sizes(bound, mask)
+    has_batch = any(size != 1 for size in batch)
+    is_mixed = has_batch and math.prod(batch) != math.prod(bound.operands.batch_shape)
+    torch = sys.modules["torch"]
+    shape = (math.prod(bound.operands.batch_shape) if has_batch else 1, *own)
+    return mask.new_empty(shape, dtype=torch.float32 if is_mixed else mask.dtype)
+
+
+def _own_sizes(bound: Bound, mask: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What `mask` has of the batch dimensions, and of heads, rows and keys: 1 for those that it lacks."""
+    count = len(bound.operands.batch_shape) + 3
+    shape = (1,) * (count - mask.dim()) + tuple(mask.shape)
+    return shape[:-3], shape[-3:]
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,8 +148,19 @@ def _as_given(bound: Bound, likes: Tensors, grads: Gradients) -> Gradients:
             grad = grad.sum(leading) if is_broadcast else grad[(0,) * len(leading)]
         return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
 
-    query, key, value = (restored(*pair) for pair in zip(grads, likes, strict=True))
-    return query, key, value
+    query, key, value = (restored(*pair) for pair in zip(grads[:3], likes[:3], strict=True))
+    return query, key, value, _dbias_as_given(bound, likes[3], grads[3])
+
+
+def _dbias_as_given(
+    bound: Bound, mask: torch.Tensor | None, dbias: torch.Tensor | None
+) -> torch.Tensor | None:
+    if mask is None or dbias is None:
+        return None
+    batch, own = _own_sizes(bound, mask)
+    if dbias.shape[0] != math.prod(batch):
+        dbias = dbias.reshape(*bound.operands.batch_shape, *own).sum_to_size((*batch, *own))
+    return dbias.to(mask.dtype).reshape(mask.shape)
 
 
 def _launch(bound: Bound, results: Results, philox: Any, grads: Gradients, name: str | None) -> None:
@@ -165,8 +205,16 @@ def make_bwd_params(
         dlse=None if dlse is None else dlse.data_ptr(),
         dout_stride=dout.stride()[:3],
     )
-    for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
+    for name, grad in zip(("dq", "dk", "dv"), grads[:3], strict=True):
         if grad is not None:
             setattr(params, name, grad.data_ptr())
             setattr(params, f"{name}_stride", grad.stride()[:3])
+    dbias = grads[3]
+    if dbias is not None:  # what it has one of is summed over
+        pairs = zip(dbias.shape, dbias.stride(), strict=True)
+        params.dbias, params.dbias_stride = (
+            dbias.data_ptr(),
+            tuple(stride * (size != 1) for size, stride in pairs),
+        )
+        params.dbias_type = mask_code(MASK_TYPES[dtype_name(dbias)])
     return params

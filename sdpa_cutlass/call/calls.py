@@ -23,7 +23,7 @@ from . import array_calls, call_table, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Form, Inputs, Options, Result
 from .binding import bind
 from .extras import Extras
-from .operands import Layout, check_no_grad
+from .operands import Layout
 from .plan_cache import Plans, Signature, launch, require_data, signature_of
 from .planning import Prepared, execute, prepare, random_bits
 
@@ -181,7 +181,7 @@ def run_general(
             pass
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or expects_gradients(query, key, value, sinks):
+    if prepared is None or expects_gradients(query, key, value, attn_mask, sinks):
         return _run_in_full(
             Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window),
             Inputs(
@@ -193,8 +193,6 @@ def run_general(
             is_seen=is_seen,
             is_operator=is_operator,
         )
-    if attn_mask is not None and attn_mask.requires_grad:
-        check_no_grad({"attn_mask": attn_mask})
     is_new = philox is None and prepared is not call_table.latest
     if out is not None or is_new:
         inputs = Inputs(
@@ -273,7 +271,7 @@ def run_packed(
             pass
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or expects_gradients(query, key, value, sinks):
+    if prepared is None or expects_gradients(query, key, value, None, sinks):
         if cu_seqlens_q is None:  # else it would be a call without lengths
             as_tensor("cu_seqlens_q", None)
         return _run_in_full(
@@ -355,6 +353,7 @@ def _run_in_full(
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
+        or (inputs.attn_mask is not None and inputs.attn_mask.requires_grad)
         or (inputs.sinks is not None and inputs.sinks.requires_grad)
     ) and torch_hooks.is_grad_enabled():
         return _differentiable(options, inputs)
@@ -379,18 +378,20 @@ def _record(options: Options, inputs: Inputs) -> Result:
     if torch_hooks.is_dynamo_compiling():
         return torch_ops.traced(options, inputs)
     options, known = torch_inputs.recordable(options), torch_inputs.recordable_inputs(inputs)
-    if known.out is None and torch_autograd.is_transformed(known.query, known.key, known.value, known.sinks):
+    differentiable = (known.query, known.key, known.value, known.attn_mask, known.sinks)
+    if known.out is None and torch_autograd.is_transformed(*differentiable):
         return torch_autograd.transformed(options, known)
     result = torch_ops.traced(options, known)
     return result if inputs.out is None else result._replace(out=inputs.out)
 
 
-def expects_gradients(query: Any, key: Any, value: Any, sinks: Any) -> bool:
+def expects_gradients(query: Any, key: Any, value: Any, attn_mask: Any, sinks: Any) -> bool:
     """Whether torch records what is computed from these."""
     return (
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
+        or (attn_mask is not None and attn_mask.requires_grad)
         or (sinks is not None and sinks.requires_grad)
     ) and torch_hooks.is_grad_enabled()
 

@@ -48,7 +48,7 @@ def no_lse(query: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.float32, device=query.device)
 
 
-_DIFFERENTIABLE = frozenset({"query", "key", "value", "sinks"})
+_DIFFERENTIABLE = frozenset({"query", "key", "value", "attn_mask", "sinks"})
 _BACKENDS = frozenset({torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA})
 
 
@@ -117,7 +117,8 @@ def _check_no_tangents(tensors: dict[str, torch.Tensor]) -> None:
 def define(name: str, schema: str, kernel: Any, fake: Any, differentiable: Any = None) -> Any:
     """Defines torch.ops.sdpa_cutlass.`name`, which autocast leaves alone, and gives it back.
 
-    `differentiable`: what a call is whose query, key, value or sinks require grad. By default it is refused.
+    `differentiable`: what a call is of which any of query, key, value, attn_mask and sinks requires grad. By
+    default it is refused.
     """
     _library.define(f"{name}{schema}", tags=_TAGS)
     op = getattr(torch.ops.sdpa_cutlass, name).default

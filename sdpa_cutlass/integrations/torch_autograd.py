@@ -1,8 +1,8 @@
-"""Attention as a node of torch's graph: what a call is whose query, key, value or sinks require grad.
+"""Attention as a node of torch's graph: what a call is if query, key, value, attn_mask or sinks require grad.
 
-A node saves the inputs, out, softmax_lse and what dropout drew from; its backward makes dq, dk and dv by the
-kernels of `call/backward.py`, and dsinks by torch's own operators. Eager calls launch straight from here.
-What torch's dispatcher sees (traced calls, torch.func, the operators themselves) launches operators instead,
+A node saves the inputs, out, softmax_lse and what dropout drew from; its backward makes dq, dk, dv and dbias
+by the kernels of `call/backward.py`, and dsinks by torch's own operators. Eager calls launch from here. What
+torch's dispatcher sees (traced calls, torch.func, the operators themselves) launches operators instead,
 backward included, so that compilers can trace both. A second derivative does not exist, and asking for one is
 refused by name.
 """
@@ -38,7 +38,7 @@ _SAVED = tuple(
     for name in Inputs._fields
     if name not in ("query", "key", "value", "out", "max_seqlen_q", "max_seqlen_k")
 )
-"""The other tensors of a call, in the order of a node's arguments. Of these, sinks get a gradient."""
+"""The other tensors of a call, in the order of a node's arguments. attn_mask and sinks may get a gradient."""
 
 _FIRST_SAVED = 4  # among the arguments of a node
 
@@ -70,28 +70,30 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # which torch d
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         query, key, value, *tensors, out, lse = ctx.saved_tensors
         call = ctx.call
-        needs = tuple(ctx.needs_input_grad[1:_FIRST_SAVED])
-        needs_sinks = ctx.needs_input_grad[_FIRST_SAVED + _SAVED.index("sinks")]
+        asked = dict(zip(_SAVED, ctx.needs_input_grad[_FIRST_SAVED:], strict=True))
+        needs = (*ctx.needs_input_grad[1:_FIRST_SAVED], asked["attn_mask"])
         if dout is None:
             dout = torch.zeros_like(out)
         is_differentiated = torch.is_grad_enabled()
         with torch.no_grad():
             results = backward.Results(out, lse, dout, dlse)
             inputs = _inputs(call, query, key, value, *tensors)
-            dsinks = sinks_gradient(call.options, inputs, results) if needs_sinks else None
-            grads: Sequence[Any] = (None, None, None)
+            dsinks = sinks_gradient(call.options, inputs, results) if asked["sinks"] else None
+            grads: Sequence[Any] = (None,) * len(needs)
             if not any(needs):
                 pass
             elif call.is_operator:
                 grads = backward_ops.gradients(call.options, inputs, results, needs)
             else:
                 bound = binding.bind(call.options, inputs)
-                grads = backward.gradients(bound, (query, key, value), results, inputs.philox, needs)
+                likes = (query, key, value, inputs.attn_mask)
+                grads = backward.gradients(bound, likes, results, inputs.philox, needs)
         if is_differentiated:
-            grounds = (dout, query, key, value, inputs.sinks)
+            grounds = (dout, query, key, value, inputs.attn_mask, inputs.sinks)
             recorded = (None if grad is None else Once.apply(grad, *grounds) for grad in (*grads, dsinks))
             *grads, dsinks = recorded
-        return (None, *grads, *(dsinks if name == "sinks" else None for name in _SAVED))
+        of_saved = {"attn_mask": grads[3], "sinks": dsinks}
+        return (None, *grads[:3], *(of_saved.get(name) for name in _SAVED))
 
 
 def sinks_gradient(options: Options, inputs: Inputs, results: backward.Results) -> torch.Tensor:
@@ -165,7 +167,6 @@ def attention(options: Options, inputs: Inputs) -> Result:
     mask = inputs.attn_mask
     if mask is not None:
         mask = extras.autocast_mask(mask, query)
-    check_no_mask_grad(mask)
     known = inputs._replace(query=query, key=key, value=value, attn_mask=mask, philox=None)
     call = Call(options, _bounds(inputs), None, is_operator=False)
     with torch.no_grad():
@@ -228,19 +229,9 @@ def recorded(options: Options, inputs: Inputs) -> tuple[Any, Any]:
         raise UnsupportedError(
             f"query, key or value requires grad, and the family {options.family.value} has no backward pass"
         )
-    check_no_mask_grad(inputs.attn_mask)
     call = Call(options, _bounds(inputs), None, is_operator=True)
     out, lse = Attention.apply(call, *_tensors(inputs))
     return out, lse if options.return_lse else no_lse(inputs.query)
-
-
-def check_no_mask_grad(attn_mask: Any) -> None:
-    """Raises UnsupportedError for a mask that expects a gradient: this version makes none."""
-    if wants_gradient(attn_mask):
-        raise UnsupportedError(
-            "attn_mask requires grad, and this version makes gradients of query, key, value and sinks alone: "
-            "call it under torch.no_grad() or pass attn_mask.detach()"
-        )
 
 
 def _bounds(inputs: Inputs) -> tuple[Any, Any] | None:

@@ -16,10 +16,10 @@ Their schemas follow from call/arguments.py. Arguments, shapes and errors are th
 "fmha_fwd" or "unfused", `kernel_name` what is `kernel` there; softmax_lse has no elements unless
 `return_lse`. The operators draw no random numbers: with dropout they need `philox` [2]. A traced call of
 `attention` draws it with torch.randint in front of the operator. attention_forward and
-attention_varlen_forward are differentiable in query, key, value and sinks (torch_autograd.py); other inputs
-that require grad, and all in forward mode, are refused. Importing this module registers the operators; the
-package does so itself when a public function is traced. Eager calls of the public functions do not come
-through here: the dispatcher costs more than the rest of the call.
+attention_varlen_forward are differentiable in query, key, value, sinks and an attn_mask that is added
+(torch_autograd.py); other inputs that require grad, and all in forward mode, are refused. Importing this
+module registers the operators; the package does so itself when a public function is traced. Eager calls of
+the public functions do not come through here: the dispatcher costs more than the rest of the call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Operator:
         return lse
 
     def record(self, *args: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """A call whose query, key, value or sinks require grad."""
+        """A call whose query, key, value, attn_mask or sinks require grad."""
         from . import torch_autograd
 
         return torch_autograd.recorded(*self.read(args, named))

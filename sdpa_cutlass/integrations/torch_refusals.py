@@ -64,8 +64,6 @@ def refusal(
         or value.requires_grad
         or (attn_mask is not None and attn_mask.requires_grad)
     )
-    if wants_gradient and attn_mask is not None and attn_mask.requires_grad:
-        return "requires grad"
     device = query.device
     head_dims = served.get(device)
     if head_dims is None:

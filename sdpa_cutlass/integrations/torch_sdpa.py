@@ -40,8 +40,8 @@ def enable(
     """Serves F.scaled_dot_product_attention from this library, in the whole process, until `disable`.
 
     What the library cannot serve goes to torch as before: inputs that require grad with a head_dim above the
-    largest backward kernel's, a mask that requires grad, and what carries a forward-mode gradient; a head_dim
-    above the largest kernel's; dtypes but float16 and bfloat16; other devices; nested
+    largest backward kernel's, a mask among them, and what carries a forward-mode gradient; a head_dim above
+    the largest kernel's; dtypes but float16 and bfloat16; other devices; nested
     tensors, tensor subclasses, vmap and tracing by torch.jit.trace or make_fx. So do calls inside a
     torch.nn.attention.sdpa_kernel that leaves out one of flash, mem-efficient, cuDNN and math, and calls that
     torch refuses, such as attn_mask together with is_causal: the error is torch's. Each such call is logged

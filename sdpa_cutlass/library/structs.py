@@ -103,6 +103,10 @@ class BwdParams(ctypes.Structure):
         ("dq_stride", c_int64 * 3),
         ("dk_stride", c_int64 * 3),
         ("dv_stride", c_int64 * 3),
+        ("dbias", c_void_p),
+        ("dbias_stride", c_int64 * 4),
+        ("dbias_type", c_int32),
+        ("reserved_end", c_int32),
     ]
 
 

@@ -47,7 +47,7 @@ MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last wo
 _WIDEST = 16
 SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 BACKWARD_LOADS = {1, 2, 4, 8, 16}  # masks one element at a time; seed and offset; two numbers of a row
-BACKWARD_STORES = {4, 8, 16}  # two numbers of a row
+BACKWARD_STORES = {2, 4, 8, 16}  # two numbers of a row; an element of a bias's gradient
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
 _SINKS = {2, 4}  # of 16 or 32 bits
 

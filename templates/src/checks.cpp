@@ -215,13 +215,47 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   return check_workspace(row.info, params, workspace_bytes(row, params));
 }
 
+namespace {
+
+// The gradient of a bias, if it is asked for: its type, and what it is summed over.
+Status check_dbias(const sdpa_bwd_params &params) {
+  const sdpa_params &forward = params.forward;
+  const bool is_bias = params.dbias_type >= SDPA_MASK_F16 && params.dbias_type <= SDPA_MASK_F32;
+  if (params.dbias_type != SDPA_MASK_NONE && !is_bias)
+    return make_status(SDPA_INVALID_ARGUMENT, "dbias_type is %d; allowed are %d, and %d to %d", params.dbias_type,
+                       SDPA_MASK_NONE, SDPA_MASK_F16, SDPA_MASK_F32);
+  if ((params.dbias == nullptr) == is_bias)
+    return make_status(SDPA_INVALID_ARGUMENT, "dbias is %p and dbias_type %d; allowed are null with %d, or neither",
+                       params.dbias, params.dbias_type, SDPA_MASK_NONE);
+  if (params.dbias == nullptr) return {};
+  if (forward.mask_type < SDPA_MASK_F16)
+    return make_status(SDPA_INVALID_ARGUMENT, "dbias is given and mask_type is %d; a mask that is added has %d to %d",
+                       forward.mask_type, SDPA_MASK_F16, SDPA_MASK_F32);
+  if (forward.cu_seqlens_q != nullptr || forward.cu_seqlens_k != nullptr)
+    return make_status(SDPA_NOT_SUPPORTED, "dbias is given, and packed sequences have no gradient of a bias");
+  const struct {
+    const char *name;
+    int32_t size;
+  } dimensions[] = {
+      {"batch", forward.batch}, {"head", forward.num_heads_q}, {"row", forward.seqlen_q}, {"key", forward.seqlen_k}};
+  for (int i = 0; i < 4; ++i)
+    if (params.dbias_stride[i] == 0 && forward.mask_stride[i] != 0 && dimensions[i].size > 1)
+      return make_status(SDPA_INVALID_ARGUMENT, "dbias: %s stride is 0, and that of mask %lld; a sum over what differs",
+                         dimensions[i].name, static_cast<long long>(forward.mask_stride[i]));
+  return check_element_alignment("dbias", params.dbias, kMaskBytes[params.dbias_type]);
+}
+
+}  // namespace
+
 Status check_backward(const KernelRow &row, const sdpa_bwd_params &params) {
   const sdpa_params &forward = params.forward;
   Status status = check_values(forward);
   if (status.ok()) status = check_options(forward);
   if (status.ok()) status = check_row(row.info, forward);
-  if (status.ok() && params.reserved != 0)
-    return make_status(SDPA_INVALID_ARGUMENT, "reserved is %u; it must be 0", params.reserved);
+  if (status.ok() && (params.reserved != 0 || params.reserved_end != 0))
+    return make_status(SDPA_INVALID_ARGUMENT, "reserved is %u and reserved_end %d; both must be 0", params.reserved,
+                       params.reserved_end);
+  if (status.ok()) status = check_dbias(params);
   if (status.ok()) status = row.check_backward(params);
   return status;
 }

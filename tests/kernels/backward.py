@@ -34,6 +34,9 @@ _MASK_TYPES = {
     torch.float32: MaskType.F32,
 }  # fmt: skip
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Needs = tuple[bool, bool, bool]
+ALL: Needs = (True, True, True)
+NONE: Needs = (False, False, False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,11 @@ class Case:
     @property
     def width_v(self) -> int:
         return self.head_dim_v or self.head_dim
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The mask, if it is added."""
+        return None if self.mask is None or self.mask.dtype is torch.bool else self.mask
 
     @property
     def factor(self) -> float:
@@ -125,6 +133,7 @@ class Reference(NamedTuple):
     out: torch.Tensor
     softmax_lse: torch.Tensor
     gradients: Gradients
+    dbias: torch.Tensor | None  # like a mask that is added
 
 
 def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
@@ -132,11 +141,11 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
     q, k, v = (tensor.to(dtype).requires_grad_() for tensor in given[:3])
     ratio = case.heads // case.heads_kv
     scores = q @ k.repeat_interleave(ratio, 1).transpose(-1, -2) * case.factor
-    if case.mask is not None and case.mask.dtype is not torch.bool:
-        scores = scores + case.mask.to(dtype)
-    seen = case.seen()
-    if case.mask is not None and case.mask.dtype is not torch.bool:
-        seen = seen & (case.mask != -math.inf)
+    bias, seen = case.bias, case.seen()
+    if bias is not None:
+        seen = seen & (bias != -math.inf)
+        bias = bias.detach().to(dtype, copy=True).requires_grad_()
+        scores = scores + bias
     is_there = seen.any(-1, keepdim=True)
     scores = torch.where(is_there, scores.masked_fill(~seen, -math.inf), 0)
     if case.sinks is not None:
@@ -153,12 +162,13 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
     total = (out * given.dout.to(dtype)).sum()
     if case.with_dlse:
         total = total + (torch.where(is_there[..., 0], lse, 0) * given.dlse.to(dtype)).sum()
-    gradients = torch.autograd.grad(total, (q, k, v))
+    gradients = torch.autograd.grad(total, (q, k, v) if bias is None else (q, k, v, bias))
     empty = -math.inf
     if case.sinks is not None:
         empty = case.sinks.to(dtype)[None, :, None].expand(lse.shape)
     lse = torch.where(is_there[..., 0], lse.detach(), torch.as_tensor(empty, dtype=dtype))
-    return Reference(out.detach(), lse, (gradients[0], gradients[1], gradients[2]))
+    dbias = None if bias is None else gradients[3]
+    return Reference(out.detach(), lse, (gradients[0], gradients[1], gradients[2]), dbias)
 
 
 def violations(
@@ -192,6 +202,34 @@ def violations(
     return found
 
 
+def bias_violations(
+    case: Case, given: Operands, dbias: torch.Tensor, dtype: torch.dtype, *, few_keys: bool = False
+) -> list[str]:
+    """`violations` of the gradient of case.bias, which is rounded to that one's dtype."""
+    known = reference(case, given, torch.float64)
+    ref, plain = known.dbias, reference(case, given, dtype).dbias
+    assert ref is not None
+    assert plain is not None
+    assert (dbias.shape, dbias.dtype) == (ref.shape, case.bias.dtype)  # type: ignore[union-attr]
+    grad, other = dbias.cpu().double(), plain.double()
+    # Of a row, by the rounding of delta's `out`, whose sign differs among the rows that share an element.
+    of_row = (known.out * given.dout.double()).abs().sum(-1).max().item() * torch.finfo(dtype).eps / 2
+    of_delta = of_row * math.sqrt(case.batch * case.heads * case.seqlen_q / math.prod(ref.shape[:3]))
+    rounding = torch.finfo(dbias.dtype).eps / 2
+    bound = 2 * (other - ref).abs().max().item() + 1e-5 + rounding * ref.abs().max().item()
+    limit = 1.5 * (other - ref).norm().item() + (1e-6 + rounding) * ref.norm().item()
+    if few_keys or ref.shape[-1] == 1 or torch.equal(other, ref):
+        bound += of_delta
+        limit += of_delta * math.sqrt(ref.numel())
+    error, norm = (grad - ref).abs().max().item(), (grad - ref).norm().item()
+    found = []
+    if not error <= bound:
+        found.append(f"dbias: (a) max error {error:.3g} is more than {bound:.3g}")
+    if not norm <= limit:
+        found.append(f"dbias: (b) norm of the error {norm:.3g} is more than {limit:.3g}")
+    return found
+
+
 @dataclass
 class Launch:
     """Guarded tensors of one launch, and the C struct."""
@@ -199,14 +237,15 @@ class Launch:
     params: BwdParams
     inputs: tuple[torch.Tensor, ...]  # q, k, v, dout and out
     grads: tuple[Guarded, Guarded, Guarded]
+    dbias: Guarded | None
     workspace: torch.Tensor
     kept: list[object] = field(default_factory=list)  # what the struct points to
 
 
 def prepare(
-    kernel: TestedKernel, case: Case, given: Operands, needs: tuple[bool, bool, bool] = (True, True, True)
+    kernel: TestedKernel, case: Case, given: Operands, needs: Needs = ALL, *, needs_dbias: bool = False
 ) -> Launch:
-    """The struct with every tensor in guarded memory."""
+    """The struct with every tensor in guarded memory. case.bias has four dimensions for its gradient."""
     known = reference(case, given, torch.float64)
     dtype = kernel.dtype
 
@@ -250,14 +289,23 @@ def prepare(
     forward = make_params(problem, case.factor, q, k, v, out, lse, extras)
     dlse = given.dlse.to(kernel.device) if case.with_dlse else None
     asked = tuple(grad.tensor if needed else None for grad, needed in zip(grads, needs, strict=True))
-    params = make_bwd_params(forward, dout, dlse, asked)  # type: ignore[arg-type]
+    dbias = None
+    if needs_dbias:
+        assert case.bias is not None
+        dbias = Guarded(
+            tuple(case.bias.shape), case.bias.dtype, kernel.device, poison=OUTPUT_POISON[case.bias.dtype],
+            spare_rows=SPARE_ROWS, spare_columns=3,
+        )  # fmt: skip
+    of_mask = None if dbias is None else dbias.tensor
+    params = make_bwd_params(forward, dout, dlse, (*asked, of_mask))  # type: ignore[arg-type]
     size = kernel.library.backward_workspace_bytes(kernel.info.index, params)
     workspace = torch.full((size + _ALIGNMENT + 2 * _ROOM,), 0xFF, dtype=torch.uint8, device=kernel.device)
     first = workspace.data_ptr() + _ROOM
     params.forward.workspace = first + -first % _ALIGNMENT
     params.forward.workspace_bytes = size
     inputs = (q, k, v, dout, out)
-    return Launch(params, inputs, grads, workspace, [lse, dlse, extras])  # type: ignore[arg-type]
+    kept: list[object] = [lse, dlse, extras]
+    return Launch(params, inputs, grads, dbias, workspace, kept)  # type: ignore[arg-type]
 
 
 def run(kernel: TestedKernel, case: Case, given: Operands | None = None) -> Gradients:
@@ -268,12 +316,30 @@ def run(kernel: TestedKernel, case: Case, given: Operands | None = None) -> Grad
     for name, grad in zip(("dq", "dk", "dv"), launch.grads, strict=True):
         grad.check_untouched(name)
         grad.check_written(name)
+    _check_around_workspace(launch)
+    dq, dk, dv = (grad.tensor for grad in launch.grads)
+    return dq, dk, dv
+
+
+def run_bias(
+    kernel: TestedKernel, case: Case, given: Operands | None = None, needs: Needs = NONE
+) -> torch.Tensor:
+    """dbias of this very kernel, next to what `needs` says. Fails as `run` does."""
+    given = operands(case, kernel.dtype) if given is None else given
+    launch = prepare(kernel, case, given, needs, needs_dbias=True)
+    execute(kernel, launch)
+    assert launch.dbias is not None
+    launch.dbias.check_untouched("dbias")
+    launch.dbias.check_written("dbias")
+    _check_around_workspace(launch)
+    return launch.dbias.tensor
+
+
+def _check_around_workspace(launch: Launch) -> None:
     first = launch.params.forward.workspace - launch.workspace.data_ptr()
     last = first + launch.params.forward.workspace_bytes
     around = torch.cat((launch.workspace[:first], launch.workspace[last:]))
     assert (around == 0xFF).all(), "bytes around the workspace were written"
-    dq, dk, dv = (grad.tensor for grad in launch.grads)
-    return dq, dk, dv
 
 
 def execute(kernel: TestedKernel, launch: Launch) -> None:
@@ -292,3 +358,12 @@ def check(kernel: TestedKernel, case: Case) -> Gradients:
     gradients = run(kernel, case, given)
     assert not (broken := violations(case, given, gradients, kernel.dtype)), broken
     return gradients
+
+
+def check_bias(kernel: TestedKernel, case: Case, *, few_keys: bool = False) -> torch.Tensor:
+    """Runs, and applies the rule to dbias."""
+    given = operands(case, kernel.dtype)
+    dbias = run_bias(kernel, case, given)
+    broken = bias_violations(case, given, dbias, kernel.dtype, few_keys=few_keys)
+    assert not broken, broken
+    return dbias

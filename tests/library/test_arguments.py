@@ -183,10 +183,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"broadcasts to \(4, 8, 10\)",
     ),
-    "mask's grad": (
-        lambda: attention(Q, K, K, attn_mask=MASK.float().requires_grad_()),
+    "mask's grad in a plan": (
+        lambda: sdpa_cutlass.plan(Q, K, K, attn_mask=MASK.float().requires_grad_()),
         NotImplementedError,
         r"attn_mask requires grad.*torch\.no_grad\(\)",
+    ),
+    "mask's grad with out": (
+        lambda: attention(Q, K, K, out=torch.empty_like(Q), attn_mask=MASK.float().requires_grad_()),
+        NotImplementedError,
+        "out is given and an input requires grad",
     ),
     "dropout_p": (
         lambda: scaled_dot_product_attention(Q, K, K, dropout_p=1.5),
@@ -313,8 +318,9 @@ def test_refused_as_well_when_the_signature_with_a_mask_is_known() -> None:
     attention(Q, K, K, attn_mask=OVER[..., :10], out=out)
     with pytest.raises(NotImplementedError, match="out is given and an input requires grad"):
         attention(Q, K.clone().requires_grad_(), K, attn_mask=bias, out=out)
-    with pytest.raises(NotImplementedError, match="attn_mask requires grad"):
-        attention(Q, K, K, attn_mask=bias.clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match="out is given and an input requires grad"):
+        attention(Q, K, K, attn_mask=bias.clone().requires_grad_(), out=out)
+    assert attention(Q, K, K, attn_mask=bias.clone().requires_grad_()).requires_grad
     with pytest.raises(NotImplementedError, match="out requires grad"):
         attention(Q, K, K, attn_mask=bias, out=out.clone().requires_grad_())
     with pytest.raises(ValueError, match="out overlaps attn_mask"):

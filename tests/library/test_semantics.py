@@ -34,7 +34,6 @@ def test_line(case: EdgeCase, device: str) -> None:
 
 # What scaled_dot_product_attention refuses and torch does not: the list in docs/semantics.md.
 REFUSALS = {
-    "bias_requires_grad": NotImplementedError,
     "head_dim_264": NotImplementedError,
     "float32": TypeError,
     "float64": TypeError,

@@ -9,6 +9,8 @@ _LOOP = "fmha_bwd/mainloop.cuh"
 _RANGE = "fmha_bwd/row_range.cuh"
 _DROPOUT = "fmha_bwd/dropout.cuh"
 _KERNEL = "fmha_bwd/kernel.cuh"
+_BIAS = "fmha_bwd/bias_gradient.cuh"
+_VISITS = "fmha_bwd/bias_visits.cuh"
 
 
 def _backward(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
@@ -186,6 +188,51 @@ BACKWARDS: tuple[Mutant, ...] = (
         "if (first_row + row < num_rows && col < num_cols)",
         "if (col < num_cols)",
         "rows behind the tensor are written",
+        Check.OUTSIDE,
+    ),
+    # ---- the gradient of a bias ----
+    _backward(
+        "bias_of_one_batch",
+        _VISITS,
+        "end.bidb = params.sums_batches ? params.batch : owned.bidb + 1;",
+        "end.bidb = owned.bidb + 1;",
+        "a bias that batches share has the gradient of the first one",
+    ),
+    _backward(
+        "bias_without_dropout",
+        _BIAS,
+        "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
+        "tSrD(i) = tSrD(i);",
+        "dropped elements have a dP",
+    ),
+    _backward(
+        "bias_of_rows_beyond_a_length",
+        _BIAS,
+        "        hide_rows(scores, tScS, sequence.seqlen_q - first_row);\n",
+        "",
+        "a NaN that the bias has beyond a length is its gradient",
+    ),
+    _backward(
+        "bias_without_the_last_warp",
+        _BIAS,
+        "for (int w = 0; w < kNWarps; ++w) total",
+        "for (int w = 0; w < kNWarps - 1; ++w) total",
+        "a bias that rows share lacks the rows of the last warp",
+    ),
+    _backward(
+        "bias_no_barrier",
+        _BIAS,
+        "      Arch::syncthreads();  // dO and V are visible;",
+        "      // dO and V are visible;",
+        "dO and V are read before other threads' copies have landed",
+        Check.RACES,
+    ),
+    _backward(
+        "bias_beyond_its_rows",
+        _BIAS,
+        "if (row >= params.seqlen_q || key >= params.seqlen_k) return;",
+        "if (key >= params.seqlen_k) return;",
+        "rows behind the gradient of a bias are written",
         Check.OUTSIDE,
     ),
 )

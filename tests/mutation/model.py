@@ -39,7 +39,7 @@ class Kernels(Enum):
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
     """Those that merge partial results."""
     BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
-    """Both roles of the gradients."""
+    """Both roles of the gradients, and that of a bias."""
     QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
     """Products of bytes, and the pass that makes them."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()

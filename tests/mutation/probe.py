@@ -70,7 +70,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_quantized_traps.py",
         "test_bank_conflicts.py",
     ),
-    Kernels.BACKWARD: ("test_backward.py",),
+    Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.SPLIT: _OF_SPLITS,
     Kernels.SPLIT_ALONE: _OF_SPLITS,
 }

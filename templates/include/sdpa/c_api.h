@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 9
+#define SDPA_ABI_VERSION 10
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -310,6 +310,13 @@ typedef struct sdpa_bwd_params {
   int64_t dq_stride[3];
   int64_t dk_stride[3];
   int64_t dv_stride[3];
+  /* The gradient of a mask that is added; or null. Of a dimension whose stride is 0 it has one element, which is the sum
+   * over that dimension; forward.mask_stride has to be 0 there, or the dimension's size 1. Every element is written, those
+   * of rows and keys at or beyond a length as 0. Not with cu_seqlens. */
+  void *dbias;
+  int64_t dbias_stride[4]; /* batch, head, row, key */
+  int32_t dbias_type;      /* sdpa_mask_type of an element: F16, BF16 or F32; NONE without dbias */
+  int32_t reserved_end;    /* 0 */
 } sdpa_bwd_params;
 
 /* As sdpa_can_implement, sdpa_workspace_bytes and sdpa_launch, for a row with SDPA_OP_BACKWARD. Rows at or beyond a

@@ -24,7 +24,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 8;
 
-extern const char *const kGeneratorDigest = "63ea0c748caa1578b5587a4293dad90570860df5ee40df5950896fa315a71484";
+extern const char *const kGeneratorDigest = "b789332dfdc563a6b869fca77f99345b1b34de279456588dba705d527b47a4f8";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

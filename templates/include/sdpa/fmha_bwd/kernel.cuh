@@ -7,7 +7,8 @@
 // The first launch makes delta and LSE in log2 units (preprocess.cuh). The second one has CTAs of two roles: those that
 // own keys make dK and dV, four multiplications a pair of tiles, those that own query rows make dQ, three. S and dP are
 // computed in both: FlexAttention's split (Dong et al., "Flex Attention", 2024) of FlashAttention's backward (Dao et al.,
-// 2022). What one CTA sums it sums in float32 and in an order that the problem decides.
+// 2022). What one CTA sums it sums in float32 and in an order that the problem decides. The gradient of a bias has a third
+// launch (bias_gradient.cuh).
 //
 // Read next: mainloop.cuh (both roles), row_range.cuh, epilogue.cuh; kernel_traits.cuh has the layouts.
 #pragma once

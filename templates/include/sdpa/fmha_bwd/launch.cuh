@@ -2,12 +2,14 @@
 // The only header that generated units of this family include.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <climits>
 #include <cmath>
 
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/constants.hpp"
+#include "sdpa/fmha_bwd/bias_gradient.cuh"
 #include "sdpa/fmha_bwd/kernel.cuh"
 #include "sdpa/fmha_fwd/launch.cuh"
 #include "sdpa/registry.hpp"
@@ -30,6 +32,16 @@ int64_t num_row_tiles(const sdpa_bwd_params &p) {
   return num_blocks(p.forward.seqlen_q, Traits::kDqBlockM) * p.forward.batch * p.forward.num_heads_q;
 }
 
+// Tiles of what the bias has itself; 0 where its gradient is not asked for.
+template <class Traits>
+int64_t num_bias_tiles(const sdpa_bwd_params &p) {
+  if (p.dbias == nullptr) return 0;
+  const sdpa_params &forward = p.forward;
+  const auto own = [&](int dimension, int64_t count) { return p.dbias_stride[dimension] == 0 ? 1 : count; };
+  return own(0, forward.batch) * own(1, forward.num_heads_q) * own(2, num_blocks(forward.seqlen_q, Traits::kDqBlockM)) *
+         own(3, num_blocks(forward.seqlen_k, Traits::kDqBlockN));
+}
+
 // Two floats a row.
 inline uint64_t workspace_bytes(const sdpa_bwd_params &p) {
   return static_cast<uint64_t>(padded_rows(p.forward)) * p.forward.batch * p.forward.num_heads_q * sizeof(float2);
@@ -44,10 +56,11 @@ Status check(const sdpa_bwd_params &params) {
   if (p.split_arrivals != nullptr)
     return make_status(SDPA_INVALID_ARGUMENT, "split_arrivals is %p; a backward kernel takes null",
                        static_cast<const void *>(p.split_arrivals));
-  if (params.dq == nullptr && params.dk == nullptr && params.dv == nullptr)
-    return make_status(SDPA_INVALID_ARGUMENT, "dq, dk and dv are null; at least one has to be asked for");
+  if (params.dq == nullptr && params.dk == nullptr && params.dv == nullptr && params.dbias == nullptr)
+    return make_status(SDPA_INVALID_ARGUMENT, "dq, dk, dv and dbias are null; at least one has to be asked for");
   const int64_t statistics = padded_rows(p) * p.batch * p.num_heads_q / Preprocess<Traits>::kRowsPerCta;
-  const int64_t ctas = num_key_tiles<Traits>(params) + num_row_tiles<Traits>(params);
+  const int64_t ctas =
+      std::max(num_key_tiles<Traits>(params) + num_row_tiles<Traits>(params), num_bias_tiles<Traits>(params));
   if (ctas > INT_MAX || statistics > INT_MAX)
     return make_status(
         SDPA_NOT_SUPPORTED,
@@ -133,6 +146,27 @@ Params to_params(const sdpa_bwd_params &given) {
   return params;
 }
 
+template <class Traits>
+BiasParams to_bias_params(const sdpa_bwd_params &given) {
+  const sdpa_params &p = given.forward;
+  BiasParams params = {};
+  static_cast<Params &>(params) = to_params<Traits>(given);
+  params.dbias = given.dbias;
+  for (int i = 0; i < 4; ++i) params.dbias_stride[i] = given.dbias_stride[i];
+  params.dbias_type = static_cast<MaskType>(given.dbias_type);
+  params.batch = p.batch;
+  params.sums_batches = given.dbias_stride[0] == 0;
+  params.sums_heads = given.dbias_stride[1] == 0;
+  params.sums_rows = given.dbias_stride[2] == 0;
+  params.sums_keys = given.dbias_stride[3] == 0;
+  params.num_m_blocks = static_cast<int>(num_blocks(p.seqlen_q, Traits::kDqBlockM));
+  params.num_n_blocks = static_cast<int>(num_blocks(p.seqlen_k, Traits::kDqBlockN));
+  params.m_blocks = cutlass::FastDivmod(params.sums_rows ? 1 : params.num_m_blocks);
+  params.n_blocks = cutlass::FastDivmod(params.sums_keys ? 1 : params.num_n_blocks);
+  params.heads = cutlass::FastDivmod(params.sums_heads ? 1 : p.num_heads_q);
+  return params;
+}
+
 // A compiled function and what it was compiled for.
 template <class Traits_, void (*kKernel_)(Params)>
 struct Function {
@@ -140,29 +174,39 @@ struct Function {
   static constexpr auto kKernel = kKernel_;
 };
 
-// Statistics' kernel, then Function's.
-template <class Statistics, class Function>
-Status launch_both(const sdpa_bwd_params &p, void *stream) {
+// The one that makes the gradient of a bias.
+template <class Traits_, void (*kKernel_)(BiasParams)>
+struct BiasFunction {
+  using Traits = Traits_;
+  static constexpr auto kKernel = kKernel_;
+};
+
+// Statistics' kernel, then Function's and Bias's as far as anything of theirs is asked for.
+template <class Statistics, class Bias, class Function>
+Status launch_all(const sdpa_bwd_params &p, void *stream) {
   using Traits = typename Function::Traits;
   const Params params = to_params<Traits>(p);
   const int64_t heads = int64_t{p.forward.batch} * p.forward.num_heads_q;
-  const Status status =
-      Traits::Arch::launch(Statistics::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
-                           Traits::kThreads, /*smem_bytes=*/0, params, stream);
-  if (!status.ok()) return status;
-  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name,
-                              num_key_tiles<Traits>(p) + num_row_tiles<Traits>(p), Traits::kThreads, Traits::kSmemBytes,
-                              params, stream);
+  Status status = Traits::Arch::launch(Statistics::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
+                                       Traits::kThreads, /*smem_bytes=*/0, params, stream);
+  const int64_t tiles = num_key_tiles<Traits>(p) + num_row_tiles<Traits>(p);
+  if (status.ok() && tiles > 0)
+    status = Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, tiles, Traits::kThreads, Traits::kSmemBytes,
+                                  params, stream);
+  if (status.ok() && p.dbias != nullptr)
+    status = Traits::Arch::launch(Bias::kKernel, Traits::kFacts.name, num_bias_tiles<Traits>(p), Traits::kThreads,
+                                  BiasGradient<typename Bias::Traits>::kSmemBytes, to_bias_params<Traits>(p), stream);
+  return status;
 }
 
 // The first function serves problems without a mask, the last one those with.
-template <class Statistics, class First, class... Last>
+template <class Statistics, class Bias, class First, class... Last>
 Status launch(const sdpa_bwd_params &p, void *stream) {
   static_assert(sizeof...(Last) <= 1);
   if constexpr (sizeof...(Last) > 0) {
-    if (p.forward.mask != nullptr) return launch_both<Statistics, Last...>(p, stream);
+    if (p.forward.mask != nullptr) return launch_all<Statistics, Bias, Last...>(p, stream);
   }
-  return launch_both<Statistics, First>(p, stream);
+  return launch_all<Statistics, Bias, First>(p, stream);
 }
 
 // What a kernel takes whose last function has these Traits: the same that the generator says of it.
@@ -184,7 +228,7 @@ struct LastOf<First, Last> {
 };
 
 // Where one function serves all, it takes masks.
-template <class Statistics, class First, class... Last, int kNumDetails>
+template <class Statistics, class Bias, class First, class... Last, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   using Traits = typename First::Traits;
   static_assert(Traits::kFacts.op == SDPA_OP_BACKWARD);
@@ -196,11 +240,13 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.check_backward = check<Traits>;
   row.backward_workspace_bytes = workspace_bytes;
-  row.backward = launch<Statistics, First, Last...>;
+  row.backward = launch<Statistics, Bias, First, Last...>;
   int index = 0;
   row.functions[index++] = reinterpret_cast<const void *>(First::kKernel);
   ((row.functions[index++] = reinterpret_cast<const void *>(Last::kKernel)), ...);
+  row.functions[index++] = reinterpret_cast<const void *>(Bias::kKernel);
   row.functions[index] = reinterpret_cast<const void *>(Statistics::kKernel);
+  static_assert(sizeof...(Last) + 3 <= kMaxFunctions);
   row.threads = Traits::kThreads;
   return row;
 }
