@@ -5,6 +5,7 @@
     attention_varlen(query, key, value, cu_seqlens_q, ...) the same for packed sequences
     dropout_mask(batch, num_heads_q, ...)                  what a seed and an offset drop, outside the kernels
     merge_states(outs, lses, *, sinks=None, ...)           partial results of the same queries, merged
+    quantize_kv(key, value, *, precision="int8", ...)      keys and values of 8 bits, made once for many calls
     unfused_attention(query, key, value, *, ...)           plain attention through GEMM → softmax → GEMM
     plan(query, key, value, ...)                           checks once, for runs that check nothing
     kernels()                                              every kernel of the library
@@ -43,6 +44,7 @@ from .public.api import attention, kernels, scaled_dot_product_attention, unfuse
 from .public.attention_plan import AttentionPlan, plan
 from .public.explain import Explanation, explain
 from .public.merge import merge_states
+from .public.quantized_kv import QuantizedKV, quantize_kv
 from .public.varlen import attention_varlen
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "PhiloxState",
     "Precision",
     "Problem",
+    "QuantizedKV",
     "SdpaError",
     "UnsupportedError",
     "UntrustedLibraryError",
@@ -81,6 +84,7 @@ __all__ = [
     "kernels",
     "merge_states",
     "plan",
+    "quantize_kv",
     "scaled_dot_product_attention",
     "unfused_attention",
 ]

@@ -15,7 +15,9 @@ from ..call.calls import run, run_general
 from ..call.launch import library_for
 from ..call.operands import Layout
 from ..call.precision import asked_of
-from ..errors import ArgumentError, LibraryNotFoundError
+from ..call.quantized import QuantizedKV, attend
+from ..call.quantized_checks import precision_of
+from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
 from ..library.abi import library
 from ..library.locate import Target
 from ..library.registry import Asked, Family, KernelInfo, Precision, read_kernels
@@ -81,8 +83,8 @@ def scaled_dot_product_attention(
 
 def attention(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: torch.Tensor | QuantizedKV,
+    value: torch.Tensor | None = None,
     *,
     attn_mask: torch.Tensor | None = None,
     causal: Causal | str | None = None,
@@ -160,6 +162,10 @@ def attention(
         contiguous. No `out`, `softmax_lse` or `stream` then.
     out_dtype: with `accumulate` the dtype of its out; else that of query. Nothing else is computed.
 
+    key may be a QuantizedKV, which has the values too: `attention(query, quantized)`, with the precision that
+    it has. No attn_mask, dropout, seqlens_k, accumulate, softmax_lse or stream then, nor a query that
+    requires grad, and torch cannot trace the call: compiled code leaves it out of its graphs.
+
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
     in memory, and nothing is allocated, copied or filled: `out` has to be given, and the inputs have to be
     what kernels read in place. torch cannot trace such calls. Keep them until the stream has done its work.
@@ -169,6 +175,26 @@ def attention(
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched;
     LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
     """
+    if type(key) is QuantizedKV:
+        if row_offset is not None or key_offset is not None:
+            causal = shard.word(causal, row_offset, key_offset)
+        asked = _FUSED if precision is None else precision_of(precision)
+        options = Options(asked, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
+        inputs = Inputs(query, None, None, out, seqlens_q=seqlens_q, sinks=sinks)
+        refused = {
+            "value": value,
+            "attn_mask": attn_mask,
+            "p_dropout": None if isinstance(p_dropout, (int, float)) and p_dropout == 0 else p_dropout,
+            "philox": philox,
+            "seqlens_k": seqlens_k,
+            "softmax_lse": softmax_lse,
+            "stream": stream,
+            "accumulate": accumulate,
+            "out_dtype": out_dtype,
+        }
+        return chosen(attend(key, options, inputs, refused), return_lse, return_philox)
+    if value is None:
+        raise ArgumentTypeError("value is None; allowed is a tensor, or a key that is a QuantizedKV")
     try:
         is_plain = (
             attn_mask is None

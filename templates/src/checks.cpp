@@ -200,12 +200,22 @@ uint64_t workspace_bytes(const KernelRow &row, const sdpa_params &params) {
 }
 
 Status check_pointers(const KernelRow &row, const sdpa_params &params) {
+  // The two launches of a quantised kernel may come apart, where the caller says how much room the workspace has.
+  const bool is_int8 = row.info.accuracy == SDPA_ACCURACY_INT8;
+  const bool may_be_apart =
+      (is_int8 || row.info.accuracy == SDPA_ACCURACY_INT8_QK) && params.total_k > 0 && params.cu_seqlens_k == nullptr;
+  const bool is_first = may_be_apart && params.q == nullptr && params.out == nullptr;
+  const bool is_second = may_be_apart && !is_first && params.k == nullptr;
   const struct {
     const char *name;
     const void *pointer;
-  } tensors[] = {{"q", params.q}, {"k", params.k}, {"v", params.v}, {"out", params.out}};
+    bool may_be_null;
+  } tensors[] = {{"q", params.q, is_first},
+                 {"k", params.k, is_second},
+                 {"v", params.v, is_second && is_int8},
+                 {"out", params.out, is_first}};
   for (const auto &tensor : tensors)
-    if (tensor.pointer == nullptr) return null_argument(tensor.name);
+    if (tensor.pointer == nullptr && !tensor.may_be_null) return null_argument(tensor.name);
   const Status status = check_element_alignment("softmax_lse", params.softmax_lse, sizeof(float));
   if (!status.ok()) return status;
   if (params.num_splits > 1) {

@@ -187,6 +187,38 @@ MUTANTS = (
         new="pass",
         tests="tests/library/test_accumulate.py::test_steps_give_the_whole",
     ),
+    PythonMutant(
+        name="appended_keys_keep_their_mean",
+        defect="keys that are appended are not moved by the mean of the others",
+        file="call/quantized_memory.py",
+        old="part -= mean[:, None]",
+        new="pass",
+        tests="tests/library/test_quantized_kv.py::test_bytes_of_appended_keys_are_the_kernels",
+    ),
+    PythonMutant(
+        name="the_last_block_is_not_quantised_again",
+        defect="what is appended begins a block, whatever the last one holds",
+        file="call/quantized.py",
+        old="rest = self._seqlen % BLOCK",
+        new="rest = 0",
+        tests="tests/library/test_quantized_kv.py::test_pieces_give_the_bits_of_one_piece",
+    ),
+    PythonMutant(
+        name="growth_forgets_scales",
+        defect="larger memory has the bytes of the keys and not their scales",
+        file="call/quantized_memory.py",
+        old="self.k_scale[:, :count] = other.k_scale[:, :count]",
+        new="pass",
+        tests="tests/library/test_quantized_kv.py::test_pieces_give_the_bits_of_one_piece",
+    ),
+    PythonMutant(
+        name="lengths_stay_the_callers",
+        defect="a QuantizedKV reads the caller's tensor of lengths in later calls",
+        file="public/quantized_kv.py",
+        old="key.shape[0], key).clone()",
+        new="key.shape[0], key)",
+        tests="tests/library/test_quantized_kv.py::test_padded_lengths",
+    ),
 )
 
 

@@ -34,6 +34,9 @@ Status can_implement(const sdpa_params &p) {
                          "launch has at most %d",
                          p.batch, p.num_heads_q, p.num_heads_kv, p.seqlen_q, p.seqlen_k, static_cast<long long>(ctas),
                          INT_MAX);
+  if (p.cu_seqlens_k == nullptr && p.total_k > 0 && p.total_k < p.seqlen_k)
+    return make_status(SDPA_INVALID_ARGUMENT, "total_k is %d; it must be 0, or at least seqlen_k, which is %d",
+                       p.total_k, p.seqlen_k);
   return check_operands(p);
 }
 
@@ -66,14 +69,18 @@ struct Functions {
   static constexpr auto kQuantize = kQuantize_;
 };
 
+// Without k the bytes are there already, without q nothing attends to them yet.
 template <class Functions>
 Status launch(const sdpa_params &p, void *stream) {
   using Traits = typename Functions::Traits;
   using Pre = Quantize<Traits>;
   const QuantizedParams params = to_params<Traits>(p);
-  const Status status = Traits::Arch::launch(Functions::kQuantize, Traits::kFacts.name, num_quantized_tiles<Traits>(p),
-                                             Pre::kThreads, Pre::kSmemBytes, params, stream);
-  if (!status.ok()) return status;
+  if (p.k != nullptr) {
+    const Status status =
+        Traits::Arch::launch(Functions::kQuantize, Traits::kFacts.name, num_quantized_tiles<Traits>(p), Pre::kThreads,
+                             Pre::kSmemBytes, params, stream);
+    if (!status.ok() || p.q == nullptr) return status;
+  }
   return Traits::Arch::launch(Functions::kKernel, Traits::kFacts.name, num_tiles<Traits>(p), Traits::kThreads,
                               Traits::kSmemBytes, params, stream);
 }

@@ -5,8 +5,9 @@
 //   k_scale    f32 [heads, blocks, 4]: of the keys 16 i + 4 l + {0, 1, 2, 3} of a block, l = 0 ... 3
 //   k_mean     f32 [batch, num_heads_kv, kHeadDim]: what was subtracted from every key
 //
-// `heads` counts batch and key heads, `blocks` those that seqlen_k takes. Packed sequences share one batch, and sequence b
-// starts at block first_row_k / 64 + b: so none overlaps another, whatever the lengths are.
+// `heads` counts batch and key heads, `blocks` those that seqlen_k takes, or total_k where a workspace is kept for later
+// launches and has room for more keys. Packed sequences share one batch, and sequence b starts at block
+// first_row_k / 64 + b: so none overlaps another, whatever the lengths are.
 #pragma once
 
 #include <cstddef>
@@ -71,7 +72,8 @@ struct Workspace {
   static Workspace make(const sdpa_params &p) {
     constexpr uint64_t kAlignment = 256;
     const bool is_packed = p.cu_seqlens_k != nullptr;
-    const int64_t blocks = is_packed ? int64_t{p.total_k} / kBlock + p.batch + 1 : ceil_div(p.seqlen_k, kBlock);
+    const int64_t blocks = is_packed ? int64_t{p.total_k} / kBlock + p.batch + 1
+                                     : ceil_div(p.total_k > 0 ? p.total_k : p.seqlen_k, kBlock);
     const auto heads = static_cast<uint64_t>(is_packed ? p.num_heads_kv : int64_t{p.num_heads_kv} * p.batch);
     const uint64_t of_all = heads * static_cast<uint64_t>(blocks);
     Workspace w;
