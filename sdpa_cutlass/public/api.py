@@ -194,7 +194,7 @@ def attention(
         }
         return chosen(attend(key, options, inputs, refused), return_lse, return_philox)
     if value is None:
-        raise ArgumentTypeError("value is None; allowed is a tensor, or a key that is a QuantizedKV")
+        raise ArgumentTypeError("value is a NoneType; allowed is a tensor, or a key that is a QuantizedKV")
     try:
         is_plain = (
             attn_mask is None
