@@ -79,12 +79,12 @@ class QuantizedKV:
         return self._shape[0]
 
     @property
-    def heads_kv(self) -> int:
+    def num_heads_kv(self) -> int:
         """Heads of keys and values."""
         return self._shape[1]
 
     @property
-    def seqlen(self) -> int:
+    def seqlen_k(self) -> int:
         """Keys of each sequence, padding included."""
         return self._seqlen
 
@@ -121,7 +121,7 @@ class QuantizedKV:
 
     @out_of_graphs
     def append(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Adds keys [batch, heads_kv, n, head_dim] and values [batch, heads_kv, n, head_dim_v] at the end.
+        """Adds keys [batch, num_heads_kv, n, head_dim] and values [..., head_dim_v] at the end.
 
         Blocks of 64 keys that are full stay as they are, the last one is quantised again with the new keys.
         The mean that is subtracted from every key is fixed once there are 64: it is that of those that were
@@ -136,7 +136,7 @@ class QuantizedKV:
         if self._lengths is not None:
             raise UnsupportedError(
                 "append: this QuantizedKV was made with seqlens_k; allowed is one without, whose sequences "
-                "all end at seqlen"
+                "all end at seqlen_k"
             )
         key, value = checked_pair(key, value)
         wanted = {"key": (key, self.head_dim), "value": (value, self.head_dim_v)}
@@ -144,7 +144,7 @@ class QuantizedKV:
             if (*tensor.shape[:2], tensor.shape[3]) != (*self._shape[:2], columns):
                 raise ArgumentError(
                     f"{name} has shape {tuple(tensor.shape)}; allowed is {SHAPE} with "
-                    f"({self.batch}, {self.heads_kv}, any, {columns})"
+                    f"({self.batch}, {self.num_heads_kv}, any, {columns})"
                 )
             if tensor.dtype != self.dtype:
                 raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; the QuantizedKV has {self.dtype}")
@@ -187,8 +187,8 @@ class QuantizedKV:
 
     def __repr__(self) -> str:
         return (
-            f"QuantizedKV({self._precision.value}, batch={self.batch}, heads_kv={self.heads_kv}, "
-            f"seqlen={self.seqlen}, head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, "
+            f"QuantizedKV({self._precision.value}, batch={self.batch}, num_heads_kv={self.num_heads_kv}, "
+            f"seqlen_k={self.seqlen_k}, head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, "
             f"dtype={self.dtype}, device={str(self.device)!r})"
         )
 
@@ -353,10 +353,10 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
     )
     bound = bind(options, inputs)
     operands, problem = bound.operands, bound.problem
-    if tuple(operands.key.shape[:2]) != (kv.batch, kv.heads_kv):
+    if tuple(operands.key.shape[:2]) != (kv.batch, kv.num_heads_kv):
         raise ArgumentError(
             f"query has shape {tuple(query.shape)}; key is a QuantizedKV of batch {kv.batch} and "
-            f"{kv.heads_kv} heads, which do not broadcast"
+            f"{kv.num_heads_kv} heads, which do not broadcast"
         )
     if out is not None:
         outputs.check_out(out, operands)

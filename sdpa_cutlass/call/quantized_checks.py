@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
-SHAPE = "[batch, heads_kv, seqlen, head_dim]"
+SHAPE = "[batch, num_heads_kv, seqlen_k, head_dim]"
 
 
 def precision_of(precision: object) -> Precision:
@@ -59,8 +59,8 @@ def checked_pair(key: object, value: object) -> tuple[torch.Tensor, torch.Tensor
             )
     if tensors["value"].shape[:3] != first.shape[:3]:
         raise ArgumentError(
-            f"value has shape {tuple(tensors['value'].shape)}; key has {tuple(first.shape)}: batch, heads_kv "
-            "and seqlen must be the same"
+            f"value has shape {tuple(tensors['value'].shape)}; key has {tuple(first.shape)}: batch, "
+            "num_heads_kv and seqlen_k must be the same"
         )
     check_no_grad(tensors)
     resolved = [tensor.resolve_neg() for tensor in tensors.values()]

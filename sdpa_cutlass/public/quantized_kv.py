@@ -25,10 +25,10 @@ def quantize_kv(
 ) -> QuantizedKV:
     """Quantises keys and values once; `attention(query, quantized)` then does not do it in every call.
 
-    key [batch, heads_kv, seqlen, head_dim], value [batch, heads_kv, seqlen, head_dim_v], float16 or bfloat16,
-    any strides; head_dims up to 128. Nothing is kept of them but 16-bit copies of the last seqlen % 64 keys
-    and values, for `QuantizedKV.append`, and under "int8_qk" the values, which that precision does not round.
-    seqlen may be 0.
+    key [batch, num_heads_kv, seqlen_k, head_dim], value [batch, num_heads_kv, seqlen_k, head_dim_v], float16
+    or bfloat16, any strides; head_dims up to 128. Nothing is kept of them but 16-bit copies of the last
+    seqlen_k % 64 keys and values, for `QuantizedKV.append`, and under "int8_qk" the values, which that
+    precision does not round. seqlen_k may be 0.
 
     precision: "int8", or "int8_qk": bytes of the keys alone. `attention` then needs no precision.
     seqlens_k: int32 [batch] on key's device: how many keys each sequence really has. Copied, and used by

@@ -56,8 +56,8 @@ def expect_the_same_bits(
 
 def bytes_of(kept: QuantizedKV) -> tuple[torch.Tensor, ...]:
     """What the kernels read of the blocks that there are."""
-    memory, blocks = kept._memory, -(-kept.seqlen // BLOCK)
-    values = () if kept._values is None else (kept._values[:, :, : kept.seqlen],)
+    memory, blocks = kept._memory, -(-kept.seqlen_k // BLOCK)
+    values = () if kept._values is None else (kept._values[:, :, : kept.seqlen_k],)
     return (memory.blocks[:, :blocks], memory.k_scale[:, :blocks], memory.k_mean, *values)
 
 
@@ -148,7 +148,7 @@ def test_pieces_that_begin_with_less_than_a_block(
         kept.append(k[:, :, first : first + count], v[:, :, first : first + count])
         first += count
         want = plain_call(q, k[:, :, :first], v[:, :, :first], kept)
-        assert kept.seqlen == first
+        assert kept.seqlen_k == first
         assert all(map(torch.equal, attention(q, kept, return_lse=True), want))
 
 
@@ -166,7 +166,7 @@ def test_pieces_give_the_bits_of_one_piece(device: str, precision: Precision, dt
         after = [tensor[:, : first // BLOCK] for tensor in bytes_of(grown)[:2]]
         assert all(map(torch.equal, before, after))  # full blocks stay as they are
         first += count
-    assert first == grown.seqlen == at_once.seqlen == 300
+    assert first == grown.seqlen_k == at_once.seqlen_k == 300
     pairs = zip(bytes_of(grown), bytes_of(at_once), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     whole = quantize_kv(k, v, precision=precision)
@@ -226,7 +226,7 @@ def test_room_grows_by_half_and_keeps_what_was_there(device: str, precision: Pre
         kept.append(k[:, :, first : first + 30], v[:, :, first : first + 30])
         capacities.add(kept._memory.capacity)
     assert len(capacities) <= 2 + math.log(700 / 128, 1.5)
-    assert kept.seqlen <= kept._memory.capacity <= 1.5 * kept.seqlen + BLOCK
+    assert kept.seqlen_k <= kept._memory.capacity <= 1.5 * kept.seqlen_k + BLOCK
     assert torch.equal(attention(q, kept), attention(q, at_once))
 
 
@@ -297,13 +297,14 @@ def test_null_where_nothing_else_says_so(
 def test_facts(device: str) -> None:
     _, k, v = inputs(device, dtype=torch.bfloat16, head_dim=40, head_dim_v=72)
     kept = quantize_kv(k, v, precision="int8_qk")
-    assert (kept.batch, kept.heads_kv, kept.seqlen, kept.head_dim, kept.head_dim_v) == (2, 2, 130, 40, 72)
+    assert (kept.batch, kept.num_heads_kv, kept.seqlen_k) == (2, 2, 130)
+    assert (kept.head_dim, kept.head_dim_v) == (40, 72)
     assert (kept.dtype, kept.device, kept.precision) == (torch.bfloat16, k.device, Precision.INT8_QK)
     assert quantize_kv(k, v).precision is Precision.INT8
     for name in ("batch", "seqlen", "nbytes", "precision"):
         with pytest.raises(AttributeError):
             setattr(kept, name, 1)
-    assert "int8_qk, batch=2, heads_kv=2, seqlen=130, head_dim=40, head_dim_v=72" in repr(kept)
+    assert "int8_qk, batch=2, num_heads_kv=2, seqlen_k=130, head_dim=40, head_dim_v=72" in repr(kept)
 
 
 @precisions

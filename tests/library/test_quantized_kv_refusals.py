@@ -26,7 +26,7 @@ def _made(**changes: Any) -> dict[str, Any]:
         (
             {"key": torch.zeros(2, 5, 64).half()},
             ArgumentError,
-            ("key has shape", "[batch, heads_kv"),
+            ("key has shape", "[batch, num_heads_kv"),
         ),
         ({"key": torch.zeros(2, 2, 5, 64)}, ArgumentTypeError, ("key has dtype torch.float32", "bfloat16")),
         ({"value": torch.zeros(2, 2, 5, 64).bfloat16()}, ArgumentTypeError, ("value is torch.bfloat16",)),
@@ -114,7 +114,7 @@ def test_appends_that_are_refused_change_nothing(device: str) -> None:
     with_lengths = quantize_kv(k, v, seqlens_k=int32((5, 6), device))
     with pytest.raises(UnsupportedError, match="was made with seqlens_k"):
         with_lengths.append(k, v)
-    assert kept.seqlen == 130
+    assert kept.seqlen_k == 130
     assert torch.equal(attention(q, kept), want)
 
 
