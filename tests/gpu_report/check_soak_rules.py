@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 from benchmarks.quantised_data import FAMILIES, family
@@ -40,10 +42,25 @@ class QuantisedRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientRecipe:
-    """A problem for a kernel of gradients."""
+    """A problem for a kernel of gradients.
+
+    `bias_has`: which of batch, heads, rows and keys a bias has itself; it is broadcast over the others.
+    """
 
     kernel: KernelInfo
     case: backward.Case
+    bias_has: tuple[bool, bool, bool, bool] | None
+    bias_dtype: torch.dtype
+
+    def with_bias(self) -> backward.Case:
+        """The case with its bias, if it has one."""
+        if self.bias_has is None:
+            return self.case
+        case = self.case
+        sizes = (case.batch, case.heads, case.seqlen_q, case.seqlen_k)
+        own = [size if has else 1 for size, has in zip(sizes, self.bias_has, strict=True)]
+        bias = torch.randn(own, generator=torch.Generator().manual_seed(case.seed))
+        return dataclasses.replace(case, mask=bias.to(self.bias_dtype))
 
 
 @st.composite
@@ -90,7 +107,12 @@ def gradient_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> GradientRecipe:
         bshd=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
-    return GradientRecipe(kernel=kernel, case=case)
+    return GradientRecipe(
+        kernel=kernel,
+        case=case,
+        bias_has=draw(st.none() | st.tuples(*[st.booleans()] * 4)),
+        bias_dtype=draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16])),
+    )
 
 
 def _kernel(context: Context, row: KernelInfo, seed: int) -> TestedKernel:
@@ -115,10 +137,14 @@ def run_quantised(context: Context, recipe: QuantisedRecipe) -> None:
 
 def run_gradients(context: Context, recipe: GradientRecipe) -> None:
     """Raises AssertionError when the numerics rule of gradients is broken."""
-    kernel = _kernel(context, recipe.kernel, recipe.case.seed)
-    given = backward.operands(recipe.case, kernel.dtype)
-    gradients = backward.run(kernel, recipe.case, given)
-    broken = backward.violations(recipe.case, given, gradients, kernel.dtype, few_keys=True)
+    case = recipe.with_bias()
+    kernel = _kernel(context, recipe.kernel, case.seed)
+    given = backward.operands(case, kernel.dtype)
+    gradients = backward.run(kernel, case, given)
+    broken = backward.violations(case, given, gradients, kernel.dtype, few_keys=True)
+    if case.bias is not None:
+        dbias = backward.run_bias(kernel, case, given)
+        broken += backward.bias_violations(case, given, dbias, kernel.dtype, few_keys=True)
     assert not broken, f"{recipe}: {broken}"
 
 

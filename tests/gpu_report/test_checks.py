@@ -214,6 +214,13 @@ def test_the_soak_finds_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None
         check_soak_rules.soak_gradients(context_of(GRADIENTS, examples=50))
 
 
+def test_the_soak_finds_a_wrong_gradient_of_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = backward.run_bias
+    monkeypatch.setattr(backward, "run_bias", lambda *given: run(*given) * 1.05)
+    with pytest.raises(AssertionError, match="dbias: "):
+        check_soak_rules.soak_gradients(context_of(GRADIENTS, examples=50))
+
+
 def test_a_soak_without_kernels_is_skipped() -> None:
     context = context_of(SMALL, examples=5)
     check_soak_rules.soak_gradients(context)

@@ -175,7 +175,8 @@ def violations(
     case: Case, given: Operands, gradients: Gradients, dtype: torch.dtype, *, few_keys: bool = False
 ) -> list[str]:
     """What of the rule does not hold, in words. `few_keys`: rows may see so few that dS is what is left of
-    P (dP - delta), so that the rounding of delta's `out`, which torch's math does not have, counts too.
+    P (dP - delta), so that the rounding of delta's `out`, which torch's math does not have, counts too, and
+    that of a single P is not averaged out.
     """
     known = reference(case, given, torch.float64)
     exact, plain = known.gradients, reference(case, given, dtype).gradients
@@ -191,7 +192,8 @@ def violations(
         if few_keys or (case.p_dropout and case.causal is not None):  # the first rows see one key
             bound += of_delta
         if few_keys:
-            limit += of_delta * math.sqrt(ref.numel())
+            bound += eps / 2 * ref.abs().max().item()
+            limit += eps / 2 * ref.norm().item() + of_delta * math.sqrt(ref.numel())
         if torch.equal(other.double(), ref):  # where torch is exact, two units in the last place
             bound += 2 * eps * ref.abs().max().item() + of_delta
             limit = bound * math.sqrt(ref.numel())
