@@ -5,6 +5,7 @@
 PYTHON ?= python3
 SPACE ?= release
 CUDA_KERNELS ?=
+HOST_KERNELS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 TORCH ?= 2.4.1 2.11.0 newest
@@ -31,7 +32,7 @@ help:
 	@echo "make test        lint, types, both libraries (release), all tests"
 	@echo "make docs        the documentation site in build/site; a broken link or an undocumented name fails"
 	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
-	@echo "make host        the CPU library only"
+	@echo "make host        the CPU library only          (SPACE, JOBS, HOST_KERNELS=glob)"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff and clang-format; mypy"
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
@@ -46,6 +47,7 @@ help:
 	@echo "PYTHON=/path/to/python3 chooses the Python that .venv is made with"
 
 ifeq ($(GPU),)
+demo: HOST_KERNELS := *_sm89_*_f16*
 demo: $(VENV)/.demo host
 	@echo "== no GPU found: comparing on the CPU"
 else
@@ -73,7 +75,7 @@ cuda: $(VENV)/.demo
 host-asan: SPACE := smoke
 host host-asan: $(VENV)/.demo
 	@echo "== libsdpa_cutlass_host ($(SPACE)), preset $@"
-	@$(CONFIGURE) --preset $@
+	@$(CONFIGURE) --preset $@ -DSDPA_FILTER='$(HOST_KERNELS)'
 	@$(CMAKE) --build --preset $@ --parallel $(JOBS)
 
 lint: $(VENV)/.dev
