@@ -18,9 +18,7 @@ from ..problem import Problem
 from . import checks, extras, shard
 from .arguments import Inputs, Options
 from .extras import Extras
-from .operands import Operands
-
-_INT32_MAX = 2**31 - 1
+from .operands import INT32_MAX, Operands
 
 
 class Bound(NamedTuple):
@@ -135,6 +133,6 @@ def upper_bound(name: str, value: Any) -> Any:
             f"{name} is a {type(value).__name__}; allowed is an int, which may be any upper bound"
         )
     size = operator.index(value)
-    if not 0 <= size <= _INT32_MAX:
-        raise ArgumentError(f"{name}={value!r}; allowed are 0 to {_INT32_MAX}")
+    if not 0 <= size <= INT32_MAX:
+        raise ArgumentError(f"{name}={value!r}; allowed are 0 to {INT32_MAX}")
     return size

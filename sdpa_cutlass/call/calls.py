@@ -348,14 +348,7 @@ def _run_in_full(
         known = torch_inputs.resolved(inputs)
         if known is not inputs:
             inputs, signature = known, None
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if (  # as expects_gradients, without a call
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (inputs.attn_mask is not None and inputs.attn_mask.requires_grad)
-        or (inputs.sinks is not None and inputs.sinks.requires_grad)
-    ) and torch_hooks.is_grad_enabled():
+    if expects_gradients(inputs.query, inputs.key, inputs.value, inputs.attn_mask, inputs.sinks):
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands

@@ -16,15 +16,14 @@ from ..arrays.tensors import is_tensor
 from ..errors import ArgumentError, ArgumentTypeError
 from ..problem import Causal, DType, Problem
 from . import shard
-from .operands import Layout, Operands, at_least_rank, check_no_grad, dtype_name, padded
+from .operands import INT32_MAX, Layout, Operands, at_least_rank, check_no_grad, dtype_name, padded
 
 if TYPE_CHECKING:
     import torch
 
     from .extras import Extras
 
-_DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
-_INT32_MAX = 2**31 - 1
+DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -67,8 +66,8 @@ def canonical_operands(
     shaped = [four_dimensional(*pair) for pair in zip(padded, (heads_q, heads_kv, heads_kv), strict=True)]
     for tensor in shaped:
         for size in tensor.shape:  # not max(): comparing symbolic sizes with each other would specialise
-            if size > _INT32_MAX:
-                raise ArgumentError(f"a dimension of {size} is longer than the largest allowed, {_INT32_MAX}")
+            if size > INT32_MAX:
+                raise ArgumentError(f"a dimension of {size} is longer than the largest allowed, {INT32_MAX}")
     return Operands(shaped[0], shaped[1], shaped[2], batch_shape, rank, layout)
 
 
@@ -84,7 +83,7 @@ def _operands_of_rank_4(
     batch, heads_q, heads_kv = of_q[0], of_q[1], of_k[1]
     is_grouped = enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0
     agree = batch == of_k[0] == of_v[0] and heads_kv == of_v[1] and (is_grouped or heads_q == heads_kv)
-    is_short = max(*of_q, *of_k, *of_v) <= _INT32_MAX
+    is_short = max(*of_q, *of_k, *of_v) <= INT32_MAX
     return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
 
 
@@ -99,7 +98,7 @@ def problem_of(
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
     _, num_heads_kv, seqlen_k, head_dim_v = operands.value.shape
     return Problem(
-        dtype=_DTYPES[dtype_name(operands.query)],
+        dtype=DTYPES[dtype_name(operands.query)],
         batch=batch,
         num_heads_q=num_heads_q,
         num_heads_kv=num_heads_kv,
@@ -167,7 +166,7 @@ def autocast_inputs(
 
     As in torch, float64 stays. Unlike in torch, so do inputs that share a dtype which kernels take.
     """
-    if query.dtype == key.dtype == value.dtype and dtype_name(query) in _DTYPES:
+    if query.dtype == key.dtype == value.dtype and dtype_name(query) in DTYPES:
         return query, key, value
     device_type = query.device.type
     if not is_tensor(query) or device_type not in ("cpu", "cuda"):
@@ -189,7 +188,7 @@ def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], lay
     least = 2 if layout is Layout.BHSD else 3
     for name, tensor in tensors.items():
         if tensor is q or (tensor.layout, tensor.device, tensor.dtype) != form:
-            _check_form(name, tensor, q, devices)
+            check_form(name, tensor, q, devices)
         if len(tensor.shape) < least:
             allowed = (
                 "[..., heads, seqlen, head_dim], [batch, seqlen, head_dim] and [seqlen, head_dim]"
@@ -200,20 +199,28 @@ def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], lay
     check_no_grad(tensors)
 
 
-def _check_form(name: str, tensor: torch.Tensor, query: torch.Tensor, devices: tuple[str, ...]) -> None:
+def check_form(
+    name: str, tensor: torch.Tensor, other: torch.Tensor, devices: tuple[str, ...], *, of: str = "query"
+) -> None:
+    """Raises ArgumentTypeError unless `tensor` is strided and has device and dtype of `other`, both allowed.
+
+    `of` is what an error calls `other`.
+    """
     if str(tensor.layout) != "torch.strided":
         raise ArgumentTypeError(f"{name} has layout {tensor.layout}; allowed is torch.strided")
     if tensor.device.type not in devices:
         raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
-    if tensor.device != query.device:
-        found = f"{tensor.device}; query is on {query.device}"
-        raise ArgumentTypeError(f"{name} is on {found}: all must share one device")
-    if dtype_name(tensor) not in _DTYPES:
+    if tensor.device != other.device:
+        raise ArgumentTypeError(
+            f"{name} is on {tensor.device}; {of} is on {other.device}: all must share one device"
+        )
+    if dtype_name(tensor) not in DTYPES:
         allowed = "torch.float16 and torch.bfloat16"
         raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}")
-    if tensor.dtype != query.dtype:
-        found = f"{tensor.dtype}; query has {query.dtype}"
-        raise ArgumentTypeError(f"{name} has dtype {found}: all must be the same")
+    if tensor.dtype != other.dtype:
+        raise ArgumentTypeError(
+            f"{name} has dtype {tensor.dtype}; {of} has {other.dtype}: all must be the same"
+        )
 
 
 def _broadcast_batch(tensors: dict[str, torch.Tensor], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

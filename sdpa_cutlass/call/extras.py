@@ -17,12 +17,11 @@ from ..arrays.tensors import as_tensor, is_tensor
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
 from ..problem import Causal, MaskType
-from .operands import Operands, check_no_grad, dtype_name
+from .operands import INT32_MAX, Operands, check_no_grad, dtype_name
 
 if TYPE_CHECKING:
     import torch
 
-_INT32_MAX = 2**31 - 1
 _ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
 _RUN = 8  # neighbouring keys that a thread reads at once, by vectors of up to 16 bytes
 DENSE_COPY_SCORES = 2**20
@@ -225,7 +224,7 @@ def checked_window(window: object, name: str = "window") -> tuple[int, int]:
     left, right = (operator.index(limit) for limit in window)
     if left < -1 or right < -1:
         raise ArgumentError(f"{name}={window!r}; {allowed}")
-    return min(left, _INT32_MAX), min(right, _INT32_MAX)
+    return min(left, INT32_MAX), min(right, INT32_MAX)
 
 
 def dropout_probability(p_dropout: object, name: str = "p_dropout") -> float:

@@ -24,7 +24,7 @@ from ..library.registry import KernelInfo, Op, dtype_code, read_kernels
 from ..library.structs import MAX_LISTED_PARTS, MergeParams, MergePart
 from ..problem import DType
 from .launch import library_for
-from .operands import check_no_grad, dtype_name
+from .operands import INT32_MAX, check_no_grad, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,6 @@ _ALLOWED_DTYPES = "torch.float16, torch.bfloat16 and torch.float32"
 _SINK_DTYPES = (*_DTYPES, "float64")
 _VECTOR = 8  # columns of a thread
 _ALIGNMENT = 16  # bytes of one load
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +159,8 @@ def _check_out(name: str, tensor: torch.Tensor, parts: Parts) -> None:
             f"{name} has head_dim {head_dim} (its last dimension); allowed are multiples of {_VECTOR}"
         )
     for size in tensor.shape:
-        if size > _INT32_MAX:
-            raise ArgumentError(f"{name} has a dimension of {size}; allowed are up to {_INT32_MAX}")
+        if size > INT32_MAX:
+            raise ArgumentError(f"{name} has a dimension of {size}; allowed are up to {INT32_MAX}")
 
 
 def _check_sinks(sinks: torch.Tensor, part: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from ..errors import ArgumentError, UnsupportedError
 if TYPE_CHECKING:
     import torch
 
+INT32_MAX = 2**31 - 1  # the largest size of the C ABI
 _ALIGNMENT = 16  # bytes that one load moves
 _ELEMENTS = _ALIGNMENT // 2
 

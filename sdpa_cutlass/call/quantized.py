@@ -27,15 +27,13 @@ from .arguments import Inputs, Options, Result
 from .binding import bind
 from .extras import NO_EXTRAS, Extras
 from .launch import library_for, make_params
-from .operands import Layout, dtype_name, loadable, padded
+from .operands import INT32_MAX, Layout, dtype_name, loadable, padded
 from .planning import execute
-from .quantized_checks import DTYPES, SHAPE, checked_pair, out_of_graphs, refuse_tracing
+from .quantized_checks import SHAPE, checked_pair, out_of_graphs, refuse_tracing
 from .quantized_memory import BLOCK, Memory, whole_blocks
 
 if TYPE_CHECKING:
     import torch
-
-_INT32_MAX = 2**31 - 1
 
 
 class QuantizedKV:
@@ -146,12 +144,9 @@ class QuantizedKV:
                     f"{name} has shape {tuple(tensor.shape)}; allowed is {SHAPE} with "
                     f"({self.batch}, {self.num_heads_kv}, any, {columns})"
                 )
-            if tensor.dtype != self.dtype:
-                raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; the QuantizedKV has {self.dtype}")
-            if tensor.device != self.device:
-                raise ArgumentTypeError(f"{name} is on {tensor.device}; the QuantizedKV is on {self.device}")
+            checks.check_form(name, tensor, self._element, ("cpu", "cuda"), of="the QuantizedKV")
         seqlen = self._seqlen + key.shape[2]
-        if seqlen > _INT32_MAX - BLOCK:
+        if seqlen > INT32_MAX - BLOCK:
             raise ArgumentError(f"key has seqlen {key.shape[2]}; at {self._seqlen} keys that is too many")
         if key.shape[2]:
             with _ordinary_tensors():
@@ -196,7 +191,7 @@ class QuantizedKV:
         """One query over `seqlen` keys, for what does not depend on queries."""
         batch, heads, head_dim, head_dim_v = self._shape
         return Problem(
-            dtype=DTYPES[dtype_name(self._element)],
+            dtype=checks.DTYPES[dtype_name(self._element)],
             batch=max(batch, 1),
             num_heads_q=max(heads, 1),
             num_heads_kv=max(heads, 1),

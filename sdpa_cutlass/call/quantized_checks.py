@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..arrays.tensors import as_tensor, is_tensor
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..library.registry import Family, Precision
-from ..problem import DType
 from . import torch_hooks
-from .operands import check_no_grad, dtype_name, is_virtual
+from .checks import check_form
+from .operands import check_no_grad, is_virtual
 from .precision import asked_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
 SHAPE = "[batch, num_heads_kv, seqlen_k, head_dim]"
 
 
@@ -38,25 +37,16 @@ def checked_pair(key: object, value: object) -> tuple[torch.Tensor, torch.Tensor
     tensors = {"key": as_tensor("key", key), "value": as_tensor("value", value)}
     first = tensors["key"]
     for name, tensor in tensors.items():
-        if not is_tensor(tensor) or str(tensor.layout) != "torch.strided":
-            raise ArgumentTypeError(f"{name} is no strided torch.Tensor; nothing else can be quantised ahead")
+        if not is_tensor(tensor):
+            raise ArgumentTypeError(f"{name} is no torch.Tensor; nothing else can be quantised ahead")
         if is_virtual(tensor):
             raise UnsupportedError(
                 f"{name} is a {type(tensor).__name__} without memory, as inside torch.func or of a "
                 "FakeTensorMode; nothing can be quantised there"
             )
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise ArgumentTypeError(f"{name} is on {tensor.device}; allowed are CPU and CUDA tensors")
-        if dtype_name(tensor) not in DTYPES:
-            allowed = "torch.float16 and torch.bfloat16"
-            raise ArgumentTypeError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}")
+        check_form(name, tensor, first, ("cpu", "cuda"), of="key")
         if tensor.dim() != 4:
             raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed is {SHAPE}")
-        if tensor.device != first.device or tensor.dtype != first.dtype:
-            raise ArgumentTypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}; key is {first.dtype} on {first.device}: both "
-                "must be the same"
-            )
     if tensors["value"].shape[:3] != first.shape[:3]:
         raise ArgumentError(
             f"value has shape {tuple(tensors['value'].shape)}; key has {tuple(first.shape)}: batch, "

@@ -175,14 +175,17 @@ def attention(
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched;
     LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
     """
-    if type(key) is QuantizedKV:
+    if value is None:
+        if type(key) is not QuantizedKV:
+            raise ArgumentTypeError(
+                "value is a NoneType; allowed is a tensor, or a key that is a QuantizedKV"
+            )
         if row_offset is not None or key_offset is not None:
             causal = shard.word(causal, row_offset, key_offset)
         asked = _FUSED if precision is None else precision_of(precision)
         options = Options(asked, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
         inputs = Inputs(query, None, None, out, seqlens_q=seqlens_q, sinks=sinks)
         refused = {
-            "value": value,
             "attn_mask": attn_mask,
             "p_dropout": None if isinstance(p_dropout, (int, float)) and p_dropout == 0 else p_dropout,
             "philox": philox,
@@ -193,8 +196,6 @@ def attention(
             "out_dtype": out_dtype,
         }
         return chosen(attend(key, options, inputs, refused), return_lse, return_philox)
-    if value is None:
-        raise ArgumentTypeError("value is a NoneType; allowed is a tensor, or a key that is a QuantizedKV")
     try:
         is_plain = (
             attn_mask is None

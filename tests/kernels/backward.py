@@ -176,7 +176,7 @@ def violations(
 ) -> list[str]:
     """What of the rule does not hold, in words. `few_keys`: rows may see so few that dS is what is left of
     P (dP - delta), so that the rounding of delta's `out`, which torch's math does not have, counts too, and
-    that of a single P is not averaged out.
+    that of a single element of P and dS is not averaged out.
     """
     known = reference(case, given, torch.float64)
     exact, plain = known.gradients, reference(case, given, dtype).gradients

@@ -1,8 +1,9 @@
-"""Fixtures of the tests of enable(), of calls without torch, and of known signatures."""
+"""Fixtures of the tests of enable(), of calls without torch, of known signatures, and of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -13,7 +14,14 @@ from sdpa_cutlass.call import call_table, calls, launch
 from sdpa_cutlass.call.plan_cache import Plans
 from sdpa_cutlass.integrations import usage
 from sdpa_cutlass.library import launcher
+from sdpa_cutlass.library.abi import library
+from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.registry import Op
+from sdpa_cutlass.problem import ATTENTION_DTYPES
+from sdpa_cutlass.public.api import kernels
 from tests.library.torch_calls import ORIGINAL
+
+_GRADIENTS_HEAD_DIM = 64  # of the tests of gradients
 
 
 @pytest.fixture
@@ -81,3 +89,19 @@ def _torch_is_left_as_found() -> Iterator[None]:
 def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays find no torch, although it is installed."""
     monkeypatch.setattr(calls, "has_torch", lambda: False)
+
+
+@pytest.fixture
+def _gradient_kernels(request: pytest.FixtureRequest) -> None:
+    """Skips where the library was built with some kernels only, and lacks some that gradients need."""
+    target = Target.CUDA if "cuda" in request.node.name else Target.HOST
+    if not library(target).build.space.endswith("_filtered"):
+        return
+    for dtype, op, has_dropout in product(ATTENTION_DTYPES, (Op.FORWARD, Op.BACKWARD), (False, True)):
+        if not any(
+            (row.dtype, row.op, row.has_dropout) == (dtype, op, has_dropout)
+            and row.is_general
+            and row.head_dim >= _GRADIENTS_HEAD_DIM
+            for row in kernels(target)
+        ):
+            pytest.skip(f"the library has no {op.name} kernel of {dtype.value} with dropout={has_dropout}")

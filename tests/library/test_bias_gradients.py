@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -15,29 +14,10 @@ import sdpa_cutlass.integrations.torch_ops  # registers the operators
 from sdpa_cutlass import attention, plan, scaled_dot_product_attention
 from sdpa_cutlass.call import backward
 from sdpa_cutlass.errors import ArgumentError, UnsupportedError
-from sdpa_cutlass.library.abi import library
-from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Op
-from sdpa_cutlass.problem import ATTENTION_DTYPES
-from sdpa_cutlass.public.api import kernels
+
+pytestmark = pytest.mark.usefixtures("_gradient_kernels")
 
 D = 64
-
-
-@pytest.fixture(autouse=True)
-def _has_kernels(request: pytest.FixtureRequest) -> None:
-    """Skips where the library was built with some kernels only, and lacks some that tests here need."""
-    target = Target.CUDA if "cuda" in request.node.name else Target.HOST
-    if not library(target).build.space.endswith("_filtered"):
-        return
-    for dtype, op, has_dropout in product(ATTENTION_DTYPES, (Op.FORWARD, Op.BACKWARD), (False, True)):
-        if not any(
-            (row.dtype, row.op, row.has_dropout) == (dtype, op, has_dropout)
-            and row.is_general
-            and row.head_dim >= D
-            for row in kernels(target)
-        ):
-            pytest.skip(f"the library has no {op.name} kernel of {dtype.value} with dropout={has_dropout}")
 
 
 def leaf(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:

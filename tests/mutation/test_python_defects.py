@@ -87,7 +87,7 @@ MUTANTS = (
         name="sinks_alone_are_not_recorded",
         defect="a call of which only the sinks require grad is no node of the graph",
         file="call/calls.py",
-        old="or (inputs.sinks is not None and inputs.sinks.requires_grad)",
+        old="or (sinks is not None and sinks.requires_grad)",
         new="",
         tests="tests/library/test_backward.py::test_gradients_of_sinks_alone",
     ),
