@@ -65,14 +65,17 @@ class FmhaFwdSm90(Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory: Q and O of every consumer, K and V of every stage, barriers."""
+        """Dynamic shared memory: Q (of two tiles where they fit) and O of every consumer, K and V of every
+        stage, barriers.
+        """
         rows = WARPGROUP_ROWS * self.consumers
         q = rows * self.head_dim
         kv = 2 * self.tile.stages * self.tile.block_n * self.head_dim
-        barriers = BARRIER_BYTES * (2 * self.consumers + 4 * self.tile.stages)
-        room = self.arch.limits.smem_per_cta - SMEM_ALIGNMENT
-        out = OUT_IN_Q_ELEMENTS if ELEMENT_BYTES * (2 * q + kv) > room else q
-        used = ELEMENT_BYTES * (q + kv + out) + barriers
+        room = (self.arch.limits.smem_per_cta - SMEM_ALIGNMENT) // ELEMENT_BYTES
+        out = OUT_IN_Q_ELEMENTS if 2 * q + kv > room else q
+        stages_q = 2 if out == q and not self.general and 3 * q + kv <= room else 1
+        barriers = BARRIER_BYTES * (2 * stages_q * self.consumers + 4 * self.tile.stages)
+        used = ELEMENT_BYTES * (stages_q * q + kv + out) + barriers
         return ceil_div(used, SMEM_ALIGNMENT) * SMEM_ALIGNMENT
 
     @property

@@ -60,7 +60,7 @@ struct Epilogue {
       if (tid % 32 == 0) Arch::template tma_store_wait_read<0>();  // of the tile before
       Arch::syncwarp();                                            // the warp's room of O is free
     }
-    Element *const room = Traits::kOutInQ ? smem.q[consumer] : smem.out[Traits::kOutInQ ? 0 : consumer];
+    Element *const room = Traits::kOutInQ ? smem.q[0][consumer] : smem.out[Traits::kOutInQ ? 0 : consumer];
     Tensor sO = make_tensor(make_smem_ptr(room), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
     typename Traits::MmaPV mma_pv;
     const auto copy = make_tiled_copy_C(Copy_Atom<typename Arch::StsmN, Element>{}, mma_pv);
@@ -92,7 +92,7 @@ struct Epilogue {
       Arch::tma_store_commit();
       if constexpr (Traits::kOutInQ) {
         Arch::template tma_store_wait_read<0>();
-        Arch::mbarrier_arrive(&smem.q_empty[consumer]);  // the warp's rows may take the next Q
+        Arch::mbarrier_arrive(&smem.q_empty[0][consumer]);  // the warp's rows may take the next Q
       }
     }
   }

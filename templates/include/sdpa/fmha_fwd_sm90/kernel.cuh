@@ -43,9 +43,14 @@ struct Kernel {
   }
 
  private:
-  // A round hands one tile to every CTA. Causal tiles become shorter from first to last: odd rounds, which end at
-  // phase 1, go backwards, so that no CTA always gets the longer one.
-  SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, int was_odd) {
+  // Whether the next tile is a CTA's second, fourth, ...
+  SDPA_DEVICE static bool is_odd(const Slot<Traits::kStagesQ> &slot_q) {
+    return Traits::kStagesQ == 2 ? slot_q.index : slot_q.phase;
+  }
+
+  // A round hands one tile to every CTA. Causal tiles become shorter from first to last: odd rounds go backwards, so that
+  // no CTA always gets the longer one.
+  SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, bool was_odd) {
     if constexpr (!Traits::kIsCausal) return index + params.num_ctas;
     const auto cta = static_cast<uint32_t>(Arch::block_idx_again());
     return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
@@ -62,9 +67,9 @@ struct Kernel {
     Arch::prefetch_tensor_map(&params.map_q);
     Arch::prefetch_tensor_map(&params.map_k);
     Arch::prefetch_tensor_map(&params.map_v);
-    TileLoad<Traits> producer{smem, {}};
+    TileLoad<Traits> producer{smem, {}, {}};
     for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
-         index = next_tile(params, index, producer.phase_q ^ 1)) {
+         index = next_tile(params, index, !is_odd(producer.slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
       producer.run(params, tile, sequence, key_range<Traits>(params, sequence, tile.m_block));
@@ -75,9 +80,9 @@ struct Kernel {
   SDPA_DEVICE static void compute(const Params &params, SharedStorage &smem, int consumer) {
     Turn<Traits>::start(consumer);
     Slot<Traits::kStages> slot;
-    int phase_q = 0;
+    Slot<Traits::kStagesQ> slot_q;
     for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
-         index = next_tile(params, index, phase_q ^ 1)) {
+         index = next_tile(params, index, !is_odd(slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
       const KeyRange keys = key_range<Traits>(params, sequence, tile.m_block);
@@ -88,7 +93,7 @@ struct Kernel {
                                Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)
       clear(tOrO);
       typename Mainloop<Traits>::SoftmaxState softmax;
-      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys, own, phase_q, slot, tOrO, softmax);
+      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys, own, slot_q, slot, tOrO, softmax);
       if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
         const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
         Epilogue<Traits>::store(params, smem, consumer, same_tile, Sequence::make(params, same_tile.bidb), tOrO,
@@ -96,7 +101,7 @@ struct Kernel {
         break;
       }
       Epilogue<Traits>::store(params, smem, consumer, tile, sequence, tOrO, softmax);
-      phase_q ^= 1;
+      slot_q.advance();
     }
     Turn<Traits>::end(consumer);
     Epilogue<Traits>::finish();

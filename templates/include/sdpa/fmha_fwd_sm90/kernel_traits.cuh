@@ -3,7 +3,8 @@
 // A CTA has one warpgroup that loads and kConsumers that compute, 64 query rows each. Shared memory, in tiles of
 // elements, each a multiple of 8 swizzled rows:
 //
-//   | Q kConsumers x (64 x kHeadDim) | K kStages x (kBlockN x kHeadDim) | V likewise | O like Q, or in Q's room | barriers
+//   | Q kStagesQ x kConsumers x (64 x kHeadDim) | K kStages x (kBlockN x kHeadDim) | V likewise | O of kConsumers, or in
+//   Q's room | barriers
 //
 // A tile lies in chunks of kSmemCols columns, one TMA box each: chunk c of a tile of R rows starts at element
 // c · R · kSmemCols. V is read as the transposed operand from the same bytes.
@@ -90,13 +91,17 @@ struct KernelTraits {
   // Where a second tile of that size does not fit, O leaves through Q's room, and the next tile waits for it.
   static constexpr bool kOutInQ = 2 * (2 * kConsumers * kTileQ + 2 * kStages * kTileKV) > kMaxSmemBytes - 1024;
 
+  // Q of the next tile arrives while this one is computed, where there is room for both and CTAs have several tiles.
+  static constexpr int kElementsOfTwoQ = 3 * kConsumers * kTileQ + 2 * kStages * kTileKV;  // O too
+  static constexpr int kStagesQ = !kIsGeneral && !kOutInQ && 2 * kElementsOfTwoQ <= kMaxSmemBytes - 1024 ? 2 : 1;
+
   struct SharedStorage {
-    alignas(1024) Element q[kConsumers][kTileQ];
+    alignas(1024) Element q[kStagesQ][kConsumers][kTileQ];
     Element k[kStages][kTileKV];
     Element v[kStages][kTileKV];
     Element out[kOutInQ ? 1 : kConsumers][kOutInQ ? 512 : kTileQ];
     // full: one arrival and the bytes of the copies. empty: one arrival of every warp that reads.
-    uint64_t q_full[kConsumers], q_empty[kConsumers];
+    uint64_t q_full[kStagesQ][kConsumers], q_empty[kStagesQ][kConsumers];
     uint64_t k_full[kStages], k_empty[kStages];
     uint64_t v_full[kStages], v_empty[kStages];
   };

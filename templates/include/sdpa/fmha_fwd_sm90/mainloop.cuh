@@ -31,14 +31,14 @@ struct Mainloop {
   // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `keys` is the tile's range, `own` the warpgroup's part of it.
   template <class Accumulator>
   SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, int m_block,
-                              const Sequence &sequence, const KeyRange &keys, const KeyRange &own, int phase_q,
-                              Slot<Traits::kStages> &slot, Accumulator &tOrO, SoftmaxState &softmax) {
+                              const Sequence &sequence, const KeyRange &keys, const KeyRange &own,
+                              const Slot<Traits::kStagesQ> &slot_q, Slot<Traits::kStages> &slot, Accumulator &tOrO, SoftmaxState &softmax) {
     const int tid = Arch::thread_idx() % kWarpgroup;
     typename Traits::MmaQK mma_qk;
     typename Traits::MmaPV mma_pv;
     const auto thr_qk = mma_qk.get_slice(tid);
     const auto thr_pv = mma_pv.get_slice(tid);
-    Tensor sQ = make_tensor(make_smem_ptr(smem.q[consumer]), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
+    Tensor sQ = make_tensor(make_smem_ptr(smem.q[slot_q.index][consumer]), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
     Tensor sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});    // (kBlockN, kHeadDim, stages)
     Tensor sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN, stages)
     Tensor tSrQ = thr_qk.partition_fragment_A(sQ);    // descriptors (1, 1, kHeadDim / 16)
@@ -135,9 +135,9 @@ struct Mainloop {
     } else {
       for (; n_block >= own.n_block_max; --n_block) pass_on();
     }
-    Arch::mbarrier_wait(&smem.q_full[consumer], phase_q);  // Q is visible
+    Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
     if (Traits::kMayHaveWindow ? own.n_block_max == 0 : n_block < 0) {
-      if constexpr (!Traits::kOutInQ) release_unread<Arch>(&smem.q_empty[consumer]);
+      if constexpr (!Traits::kOutInQ) release_unread<Arch>(&smem.q_empty[slot_q.index][consumer]);
       return;
     }
 
@@ -174,7 +174,7 @@ struct Mainloop {
       convert_p(tSrS);
       rescale(factors);
     }
-    if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[consumer]);  // Q was read by this warp
+    if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
     Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);               // V(n_block_min) is visible
     queue_pv(slot.index);
     wait_pv(slot.index);

@@ -7,17 +7,16 @@
 
 namespace sdpa::fmha_fwd_sm90 {
 
-// A place in a ring of kStages buffers. K and V of a block have the same.
+// A place in a ring of kStages buffers. K and V of a block have the same; Q has a ring of its own.
 template <int kStages>
 struct Slot {
   int index = 0;
   int phase = 0;
 
   SDPA_DEVICE void advance() {
-    if (++index == kStages) {
-      index = 0;
-      phase ^= 1;
-    }
+    if (kStages > 1 && ++index < kStages) return;
+    index = 0;
+    phase ^= 1;
   }
 };
 
@@ -39,9 +38,9 @@ SDPA_DEVICE void init_barriers(typename Traits::SharedStorage &smem) {
   using Arch = typename Traits::Arch;
   constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
   CUTE_UNROLL
-  for (int i = 0; i < Traits::kConsumers; ++i) {
-    Arch::mbarrier_init(&smem.q_full[i], 1);
-    Arch::mbarrier_init(&smem.q_empty[i], kWarps);
+  for (int i = 0; i < Traits::kStagesQ * Traits::kConsumers; ++i) {
+    Arch::mbarrier_init(&smem.q_full[0][0] + i, 1);
+    Arch::mbarrier_init(&smem.q_empty[0][0] + i, kWarps);
   }
   CUTE_UNROLL
   for (int i = 0; i < Traits::kStages; ++i) {

@@ -16,9 +16,10 @@ struct TileLoad {
 
   typename Traits::SharedStorage &smem;
   Slot<Traits::kStages> slot;
-  int phase_q = 0;
+  Slot<Traits::kStagesQ> slot_q;
 
-  // Q of every consumer, then K and V of the blocks from the last to the first.
+  // K of the last block, Q of every consumer, V of the last block, then K and V of the others down to the first. Q may have
+  // to wait for the tile before, K has had room for longer.
   SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
     MapRows<Traits> rows_q, rows_k, rows_v;
     if constexpr (Traits::kIsGeneral) {
@@ -26,21 +27,26 @@ struct TileLoad {
       rows_k = MapRows<Traits>::make(params.ragged_k, tile.bidb, sequence.first_row_k, sequence.seqlen_k);
       rows_v = MapRows<Traits>::make(params.ragged_v, tile.bidb, sequence.first_row_k, sequence.seqlen_k);
     }
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kConsumers; ++i) {
-      Arch::mbarrier_wait(&smem.q_empty[i], phase_q ^ 1);
-      Arch::mbarrier_expect(&smem.q_full[i], Traits::kTileBytesQ);
-      load<kWarpgroupRows>(params.map_q, &smem.q_full[i], smem.q[i], rows_q,
-                           tile.m_block * Traits::kBlockM + i * kWarpgroupRows, tile.bidh * params.step_q.head,
-                           tile.bidb * params.step_q.batch);
-    }
-    phase_q ^= 1;
-    const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
+    const auto load_q = [&] SDPA_INLINE_LAMBDA {
+      CUTE_UNROLL
+      for (int i = 0; i < Traits::kConsumers; ++i) {
+        uint64_t *const full = &smem.q_full[slot_q.index][i];
+        Arch::mbarrier_wait(&smem.q_empty[slot_q.index][i], slot_q.phase ^ 1);
+        Arch::mbarrier_expect(full, Traits::kTileBytesQ);
+        load<kWarpgroupRows>(params.map_q, full, smem.q[slot_q.index][i], rows_q,
+                             tile.m_block * Traits::kBlockM + i * kWarpgroupRows, tile.bidh * params.step_q.head,
+                             tile.bidb * params.step_q.batch);
+      }
+      slot_q.advance();
+    };
+    const auto load_k = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
       load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
                             n_block * Traits::kBlockN, tile.bidh_kv * params.step_k.head,
                             tile.bidb * params.step_k.batch);
+    };
+    const auto load_v = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
       load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v,
@@ -48,11 +54,20 @@ struct TileLoad {
                             tile.bidb * params.step_v.batch);
       slot.advance();
     };
+    const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
+      load_k(n_block);
+      load_v(n_block);
+    };
     if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
+      load_q();
       CUTE_NO_UNROLL
       for (int n_block = keys.n_block_max - 1; n_block >= keys.n_block_min; --n_block) load_block(n_block);
     } else {
-      for (int n_block = keys.n_block_max - 1; n_block >= 0; --n_block) load_block(n_block);
+      int n_block = keys.n_block_max - 1;
+      if (n_block >= 0) load_k(n_block);
+      load_q();
+      if (n_block >= 0) load_v(n_block);
+      for (--n_block; n_block >= 0; --n_block) load_block(n_block);
     }
   }
 
