@@ -49,9 +49,9 @@ struct Kernel {
   }
 
   // A round hands one tile to every CTA. Causal tiles become shorter from first to last: odd rounds go backwards, so that
-  // no CTA always gets the longer one.
+  // no CTA always gets the longer one. There is no need to where each takes whole heads.
   SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, bool was_odd) {
-    if constexpr (!Traits::kIsCausal) return index + params.num_ctas;
+    if (!Traits::kIsCausal || params.num_tiles_of_whole_heads > 0) return index + params.num_ctas;
     const auto cta = static_cast<uint32_t>(Arch::block_idx_again());
     return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
   }
@@ -67,7 +67,7 @@ struct Kernel {
     Arch::prefetch_tensor_map(&params.map_q);
     Arch::prefetch_tensor_map(&params.map_k);
     Arch::prefetch_tensor_map(&params.map_v);
-    TileLoad<Traits> producer{smem, {}, {}};
+    TileLoad<Traits> producer{smem};
     for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
          index = next_tile(params, index, !is_odd(producer.slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);

@@ -15,6 +15,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "sdpa/arch/target_sm90.hpp"
+#include "sdpa/fmha_fwd_sm90/grid.hpp"
 #include "sdpa/fmha_fwd_sm90/params.hpp"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -64,6 +65,7 @@ struct KernelTraits {
       if (!params.is_causal)
         return params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
     }
+    if constexpr (kIsCausal) return causal_tile(params, index);
     return params.scheduler.template tile<kMayBeCausal, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
   }
 

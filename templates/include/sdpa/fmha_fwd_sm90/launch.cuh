@@ -8,7 +8,6 @@
 #include "sdpa/arch/target_sm90.hpp"
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/set_params.hpp"
-#include "sdpa/fmha_fwd_sm90/grid.hpp"
 #include "sdpa/fmha_fwd_sm90/kernel.cuh"
 #include "sdpa/registry.hpp"
 
@@ -110,10 +109,24 @@ Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char 
                                        Traits::kSwizzleBytes);
 }
 
+// Which CTAs take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by sections.
 template <class Traits>
-void set_sections(typename Traits::Params &params, const sdpa_params &p, int64_t num_sms) {
-  make_sections(params.scheduler, int64_t{p.batch} * p.num_heads_q, p.num_heads_q / p.num_heads_kv,
-                int64_t{4} * params.seqlen_k * Traits::kHeadDim, num_sms);
+void set_grid(typename Traits::Params &params, const sdpa_params &p, int64_t at_once) {
+  const int64_t heads = int64_t{p.batch} * p.num_heads_q;
+  const int64_t heads_per_kv = p.num_heads_q / p.num_heads_kv;
+  const int64_t kv_bytes_per_head = int64_t{4} * params.seqlen_k * Traits::kHeadDim;
+  params.num_tiles = params.num_ctas = static_cast<uint32_t>(num_tiles<Traits>(p));
+  params.num_tiles_of_whole_heads = 0;
+  if (Traits::kIsCausal && takes_whole_heads(heads, heads_per_kv, kv_bytes_per_head, params.seqlen_k, at_once)) {
+    params.num_ctas = static_cast<uint32_t>(at_once);
+    set_sections(params.scheduler, heads, at_once);
+    params.num_tiles_of_whole_heads =
+        static_cast<uint32_t>(heads / at_once * at_once) * static_cast<uint32_t>(params.scheduler.num_m_blocks);
+    return;
+  }
+  if constexpr (Traits::kMayBeCausal) make_sections(params.scheduler, heads, heads_per_kv, kv_bytes_per_head, at_once);
+  if constexpr (!Traits::kIsGeneral)
+    params.num_ctas = num_ctas<Traits>(params.num_tiles, static_cast<uint32_t>(at_once), params.seqlen_k);
 }
 
 // A ragged one: see GeneralParams.
@@ -153,8 +166,7 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
   if (status.ok())
     status = make_ragged_map<Traits>(params.map_out, step_out, params.ragged_out, "out", p.out, p.head_dim_v,
                                      p.out_stride, extents.q, kWarpRows);
-  params.num_tiles = params.num_ctas = static_cast<uint32_t>(num_tiles<Traits>(p));
-  set_sections<Traits>(params, p, Traits::Arch::num_sms());
+  set_grid<Traits>(params, p, Traits::Arch::num_sms());
   return status;
 }
 
@@ -175,10 +187,7 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
         make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kBlockN);
   if (status.ok())
     status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
-  const auto at_once = static_cast<uint32_t>(Traits::Arch::num_sms()) * Traits::kCtasPerSm;  // CTAs that run together
-  params.num_tiles = static_cast<uint32_t>(num_tiles<Traits>(p));
-  params.num_ctas = num_ctas<Traits>(params.num_tiles, at_once, params.seqlen_k);
-  if constexpr (Traits::kIsCausal) set_sections<Traits>(params, p, at_once);
+  set_grid<Traits>(params, p, int64_t{Traits::Arch::num_sms()} * Traits::kCtasPerSm);
   return status;
 }
 

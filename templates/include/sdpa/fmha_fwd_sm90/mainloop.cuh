@@ -32,13 +32,15 @@ struct Mainloop {
   template <class Accumulator>
   SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, int m_block,
                               const Sequence &sequence, const KeyRange &keys, const KeyRange &own,
-                              const Slot<Traits::kStagesQ> &slot_q, Slot<Traits::kStages> &slot, Accumulator &tOrO, SoftmaxState &softmax) {
+                              const Slot<Traits::kStagesQ> &slot_q, Slot<Traits::kStages> &slot, Accumulator &tOrO,
+                              SoftmaxState &softmax) {
     const int tid = Arch::thread_idx() % kWarpgroup;
     typename Traits::MmaQK mma_qk;
     typename Traits::MmaPV mma_pv;
     const auto thr_qk = mma_qk.get_slice(tid);
     const auto thr_pv = mma_pv.get_slice(tid);
-    Tensor sQ = make_tensor(make_smem_ptr(smem.q[slot_q.index][consumer]), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
+    Tensor sQ =
+        make_tensor(make_smem_ptr(smem.q[slot_q.index][consumer]), typename Traits::SmemLayoutQ{});  // (64, kHeadDim)
     Tensor sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});    // (kBlockN, kHeadDim, stages)
     Tensor sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN, stages)
     Tensor tSrQ = thr_qk.partition_fragment_A(sQ);    // descriptors (1, 1, kHeadDim / 16)
@@ -175,7 +177,7 @@ struct Mainloop {
       rescale(factors);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
-    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);               // V(n_block_min) is visible
+    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);                             // V(n_block_min) is visible
     queue_pv(slot.index);
     wait_pv(slot.index);
     slot.advance();

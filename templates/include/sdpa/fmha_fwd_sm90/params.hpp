@@ -24,6 +24,8 @@ struct Params : Base {
   Steps step_q, step_k, step_v;
   uint32_t num_tiles;  // below 2^31
   uint32_t num_ctas;   // each takes one of as many tiles, then one of the next; see next_tile
+  // Causal: of the heads whose tiles a CTA takes all, one after another; see grid.hpp. Tiles of odd ones go backwards.
+  uint32_t num_tiles_of_whole_heads;
 };
 
 // A general kernel learns on the device where a sequence ends, so its maps are ragged: rows from the sequence's end on

@@ -17,9 +17,10 @@ struct TileLoad {
   typename Traits::SharedStorage &smem;
   Slot<Traits::kStages> slot;
   Slot<Traits::kStagesQ> slot_q;
+  bool is_first_tile = true;
 
-  // K of the last block, Q of every consumer, V of the last block, then K and V of the others down to the first. Q may have
-  // to wait for the tile before, K has had room for longer.
+  // Q of every consumer, then K and V of the blocks from the last to the first. Where Q waits for the tile before to be
+  // through with its own, the first K, which has had room for longer, goes ahead of it.
   SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
     MapRows<Traits> rows_q, rows_k, rows_v;
     if constexpr (Traits::kIsGeneral) {
@@ -64,10 +65,15 @@ struct TileLoad {
       for (int n_block = keys.n_block_max - 1; n_block >= keys.n_block_min; --n_block) load_block(n_block);
     } else {
       int n_block = keys.n_block_max - 1;
-      if (n_block >= 0) load_k(n_block);
-      load_q();
-      if (n_block >= 0) load_v(n_block);
-      for (--n_block; n_block >= 0; --n_block) load_block(n_block);
+      if (Traits::kStagesQ == 1 && !is_first_tile && n_block >= 0) {
+        load_k(n_block);
+        load_q();
+        load_v(n_block--);
+      } else {
+        load_q();
+      }
+      for (; n_block >= 0; --n_block) load_block(n_block);
+      is_first_tile = false;
     }
   }
 
