@@ -50,7 +50,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Problems with something in common. Ratios are None where no rival ran."""
+    """Problems with something in common that this library and a rival ran. Ratios are None where there are none."""
 
     what: str
     problems: int
@@ -113,7 +113,7 @@ def _group(what: str, some: Sequence[Comparison]) -> Group:
     others = [value for one in some if (value := ratio(one, (CUDNN,))) is not None]
     return Group(
         what=what,
-        problems=len(some),
+        problems=len(ratios),
         mean=_mean(ratios),
         least=min(ratios, default=None),
         behind=sum(value < BEHIND for value in ratios),

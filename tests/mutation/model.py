@@ -34,6 +34,8 @@ class Kernels(Enum):
     """The same without KV groups; Q goes to shared memory."""
     HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
+    HOPPER_ONE_Q = ("d128_m192n80_s3_w16_f16_causal",)
+    """Three consumers; the next tile's Q waits for this one's."""
     HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
     """Lengths, packed sequences, windows and sinks by ragged tensor maps."""
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
@@ -50,6 +52,7 @@ class Kernels(Enum):
         """Full kernel names."""
         leads = {
             Kernels.HOPPER: "fmha_fwd_sm90",
+            Kernels.HOPPER_ONE_Q: "fmha_fwd_sm90",
             Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
@@ -61,7 +64,7 @@ class Kernels(Enum):
     @property
     def is_of_hopper(self) -> bool:
         """Kernels of the family fmha_fwd_sm90."""
-        return self in (Kernels.HOPPER, Kernels.HOPPER_GENERAL)
+        return self in (Kernels.HOPPER, Kernels.HOPPER_ONE_Q, Kernels.HOPPER_GENERAL)
 
     @property
     def is_of_fmha_fwd(self) -> bool:

@@ -10,8 +10,9 @@ units of an SM:
     l2       the K and V blocks themselves: 64 B a clock in pieces of 64 columns, which is what 128-byte
              requests bring; head_dims that are no multiple of 64 go in pieces of 32 or 16 columns, and the
              requests are as many (d80_m32n64_g2 at 24 heads, 2048 to 8192 keys: 20 B a clock)
-The busiest unit is never hidden and the others overlap in part. With one warp per scheduler nothing hides
-latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
+The busiest unit is never hidden and the others overlap in part; where ex2 alone takes longer than the products
+(head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp per scheduler
+nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
 plain twins; masks and dropout add instructions to every score, causal masks to those of the blocks on the
 diagonal; kernels compute on their own head_dim, however much of it is used, and longer where columns are
 missing. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and
@@ -60,6 +61,7 @@ _WIDE_CYCLES = 2300  # of a CTA at head_dim 256, as its square: code and registe
 _WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
 _PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
+_OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products: 16 problems of head_dim 32 within 15 %
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
 _ALU_PER_SCORE = 6
@@ -83,15 +85,18 @@ class _Work:
     """One round of one CTA: cycles each unit is busy, and the warps that share the work."""
 
     mma: float
-    softmax: float
+    ex2: float
+    alu: float
     smem: float
     l2: float
     warps: int
 
     def cycles(self, resident: int) -> float:
         """Cycles of a round when `resident` CTAs share the SM."""
-        units = (self.mma, self.softmax, self.smem)
-        busy = max(units) + _OVERLAP_LOSS * (sum(units) - max(units))
+        units, loss = (self.mma, self.ex2 + self.alu, self.smem), _OVERLAP_LOSS
+        if self.mma < self.ex2:
+            units, loss = (self.mma + self.alu, self.ex2, self.smem), _OVERLAP_LOSS_OF_EX2
+        busy = max(units) + loss * (sum(units) - max(units))
         alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
         # CTAs, at the scheduler with most warps
         loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps
@@ -266,7 +271,8 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         alu_per_score += _DROPOUT_ALU_PER_SCORE
     return _Work(
         mma=4 * scores * kernel.head_dim / device.mma_flops_per_clock,
-        softmax=scores * (1 / _EX2_PER_CLOCK + alu_per_score / _ALU_PER_CLOCK),
+        ex2=scores / _EX2_PER_CLOCK,
+        alu=scores * alu_per_score / _ALU_PER_CLOCK,
         smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,

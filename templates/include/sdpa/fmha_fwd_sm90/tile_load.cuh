@@ -15,8 +15,8 @@ struct TileLoad {
   using TensorMap = typename Arch::TensorMap;
 
   typename Traits::SharedStorage &smem;
-  Slot<Traits::kStages> slot;
-  Slot<Traits::kStagesQ> slot_q;
+  Slot<Traits::kStages> slot = {};
+  Slot<Traits::kStagesQ> slot_q = {};
   bool is_first_tile = true;
 
   // Q of every consumer, then K and V of the blocks from the last to the first. Where Q waits for the tile before to be
