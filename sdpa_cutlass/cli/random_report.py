@@ -50,7 +50,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Problems with something in common that this library and a rival ran. Ratios are None where there are none."""
+    """Problems with something in common that a rival ran too. Ratios are None where there are none."""
 
     what: str
     problems: int

@@ -10,23 +10,23 @@ units of an SM:
     l2       the K and V blocks themselves: 64 B a clock in pieces of 64 columns, which is what 128-byte
              requests bring; head_dims that are no multiple of 64 go in pieces of 32 or 16 columns, and the
              requests are as many (d80_m32n64_g2 at 24 heads, 2048 to 8192 keys: 20 B a clock)
-The busiest unit is never hidden and the others overlap in part; where ex2 alone takes longer than the products
-(head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp per scheduler
-nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take longer than their
-plain twins; masks and dropout add instructions to every score, causal masks to those of the blocks on the
-diagonal; kernels compute on their own head_dim, however much of it is used, and longer where columns are
-missing. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and
-are hidden in part under its neighbours' rounds: where these are few, as with 77 keys, small tiles win. A
-causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of
-a key head into their tiles, and when several CTAs share a tile, they meet in global memory at the end.
-Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an H200
-(2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up
-to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %. Pieces and
-later ends come from random problems and `tune` on the same card (tests/library/test_measured_choices.py),
-what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and,
-with what split and wide kernels cost once, from the random problems of 2026-11-24. Split kernels without KV
-groups were not measured. The constants of general kernels are estimates. What counts is the ranking: other
-cards enter only through their rates.
+The busiest unit is never hidden and the others overlap in part; where ex2 alone takes longer than the
+products (head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp
+per scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels
+take longer than their plain twins; masks and dropout add instructions to every score, causal masks to those
+of the blocks on the diagonal; kernels compute on their own head_dim, however much of it is used, and longer
+where columns are missing. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the
+taller its tile is and are hidden in part under its neighbours' rounds: where these are few, as with 77 keys,
+small tiles win. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack
+the query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global
+memory at the end. Lengths are unknown here: sequences count as full. The constants were fitted to
+measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups:
+4.8 to 10.4 µs) and at up to eight times the batch; tests/library/test_select.py lists some and holds the
+model within 13 %. Pieces and later ends come from random problems and `tune` on the same card
+(tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
+8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and wide kernels cost once, from the random
+problems of 2026-11-24. Split kernels without KV groups were not measured. The constants of general kernels
+are estimates. What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WIDE_CYCLES = 2300  # of a CTA at head_dim 256, as its square: code and registe
 _WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
 _PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
-_OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products: 16 problems of head_dim 32 within 15 %
+_OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
 _ALU_PER_SCORE = 6
