@@ -115,7 +115,7 @@ def sized_case(row: KernelInfo, *, heads: int, seqlen_q: int, seqlen_k: int, see
         inputs = random_qkv(kernel, seqlen_q, seqlen_k, batch=1, heads=heads, seed=seed)
         return dense(Case(**inputs, causal=kernel.alignments[-1]))
     base = _general_base(row, seqlen_q, seqlen_k, heads=heads, seed=seed)
-    if row.is_split:
+    if row.is_split or torch.bool not in mask_dtypes(row):
         return replace(base, causal=kernel.alignments[-1])
     mask = random_mask(torch.bool, (seqlen_q, seqlen_k), "cpu", seed=seed)
     return replace(base, causal=kernel.alignments[-1], mask=mask)

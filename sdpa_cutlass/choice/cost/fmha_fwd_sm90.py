@@ -35,8 +35,8 @@ _FULL_CARD_LOSS = 0.237
 _UNALIGNED_LOSS = 0.161  # on top of that
 _SECTOR_COLUMNS = 16
 _NARROW_LOSS = 1.16  # head_dims that go in pieces of 16 columns
-# Bytes of K and V that an SM gets in a clock where all ask and rows do not begin at a sector, by the columns of
-# a piece: six kernels at head_dim 72 (H100, 2026-11-25).
+# Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
+# of a piece: six kernels at head_dim 72 (H100, 2026-11-25).
 _UNALIGNED_BYTES_PER_CLOCK = {16: 12.5, 32: 15.4, 64: 24.5}
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
 _EXPOSED = {2: 0.53, 3: 0.3}
