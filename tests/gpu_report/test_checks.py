@@ -56,7 +56,7 @@ def test_sound_kernels_pass(row: KernelInfo) -> None:
 
 
 def test_every_kernel_takes_the_problem_that_is_repeated() -> None:
-    """Masks only where it takes them: a refusal would end the part before the other kernels had their turn."""
+    """Masks only where it takes them: a refusal would end the part before the others had their turn."""
     library = context_of(SMALL).library
     for row in ROWS:
         DeviceLaunch(library, row, sized_case(row, heads=2, seqlen_q=9, seqlen_k=17))

@@ -1,9 +1,9 @@
 """Problems at which the cost model once chose a slow kernel: what was measured there, and its prices now.
 
 Random problems on an H200 (2026-11-23, float16, graph replays). Each has the kernel that was chosen with its
-time, and kernels that took less. Only the family that was measured takes part. Then every eighth problem of a
-run of 800 (2026-11-24), with the times of all kernels that the model held possible, of both families; and the
-general kernels of both on the problems of `benchmarks.compare_kernels`.
+time, and kernels that took less. Only the family that was measured takes part. Then every eighth problem of
+three runs, with the times of all kernels that the model held possible, of both families; and the general
+kernels of both on the problems of `benchmarks.compare_kernels`.
 """
 
 from __future__ import annotations
@@ -94,9 +94,17 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     assert found.mean_rho > 0.9
 
 
-def test_little_is_lost_at_random_problems() -> None:
-    """Among the kernels that were timed. Dense masks lay in unaligned rows then, which a call copies now."""
-    found = results.load(RESULTS / "2026-11-24-h200-f16-random.json")
+@pytest.mark.parametrize(
+    ("run", "samples", "mean", "worst"),
+    [
+        ("2026-11-24-h200", 55, 1.01, 1.2),
+        ("2026-11-25-h200", 23, 1.02, 1.25),
+        ("2026-11-25-h100", 42, 1.02, 1.2),
+    ],
+)
+def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
+    """Among the kernels that were timed. Dense masks lay in unaligned rows first, which a call copies now."""
+    found = results.load(RESULTS / f"{run}-f16-random.json")
     rows = {
         dataclasses.replace(random_report.case_of(row), dtype=None).name: row
         for row in found.rows
@@ -111,9 +119,9 @@ def test_little_is_lost_at_random_problems() -> None:
         chosen = predictions.predict(map(kernels.__getitem__, times), rows[name], predictions.H200)
         assert chosen is not None
         regrets[name] = times[chosen.kernel.name] / min(times.values())
-    assert len(regrets) >= 55
-    assert statistics.geometric_mean(regrets.values()) < 1.01
-    assert max(regrets.values()) < 1.2, max(regrets, key=regrets.__getitem__)
+    assert len(regrets) >= samples
+    assert statistics.geometric_mean(regrets.values()) < mean
+    assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)
 
 
 # What is asked, batch, heads, seqlen, head_dim: µs of general kernels, by family, arch and tile.
