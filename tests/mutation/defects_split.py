@@ -39,8 +39,8 @@ SPLITS: tuple[Mutant, ...] = (
     # ---- without KV groups ----
     _alone(
         "reads_one_row_too_few",
-        "if (row < sequence.seqlen_q - first_row &&",
-        "if (row < sequence.seqlen_q - first_row - 1 &&",
+        "if (row_of(i) < sequence.seqlen_q - first_row &&",
+        "if (row_of(i) < sequence.seqlen_q - first_row - 1 &&",
         "the last row of Q is not read",
         header=_MAINLOOP,
     ),

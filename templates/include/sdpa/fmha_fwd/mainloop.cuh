@@ -154,7 +154,7 @@ struct Mainloop {
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
 
     // ---- prologue ----
-    if constexpr (kKvGroups == 1) load_q(params, tile, sequence, q_ptr, smem_q);
+    if constexpr (kKvGroups == 1 && !Traits::kIsSplit) load_q(params, tile, sequence, q_ptr, smem_q);
     if constexpr (Traits::kQInRegs) {
       Arch::cp_async_fence();
       Arch::template cp_async_wait<0>();
@@ -196,6 +196,7 @@ struct Mainloop {
       }
     }
 
+    if constexpr (kKvGroups == 1 && Traits::kIsSplit) store_q(params, tile, sequence, q_ptr, smem_q);
     if constexpr (kKvGroups > 1) {
       if (params.negate_q) negate(tSrQ);
     }
@@ -363,31 +364,40 @@ struct Mainloop {
   // Queues the tile's rows of Q and, for a negative softmax_scale, turns their sign once they have landed.
   SDPA_DEVICE static void load_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                  const Element *q_ptr, Element *smem_q) {
-    if constexpr (Traits::kIsSplit) {
-      store_q(params, tile, sequence, q_ptr, smem_q);
-    } else {
-      const auto copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
-      if (params.negate_q) {
-        Arch::cp_async_fence();
-        Arch::template cp_async_wait<0>();
-        negate(copy.destination(smem_q));
-      }
+    const auto copy = queue_q(params, tile, sequence, q_ptr, smem_q, Arch::thread_idx());
+    if (params.negate_q) {
+      Arch::cp_async_fence();
+      Arch::template cp_async_wait<0>();
+      negate(copy.destination(smem_q));
     }
   }
 
-  // Puts the tile's rows of Q, which are several heads', into shared memory. The barrier before the first K shows them.
+  // Puts the tile's rows of Q, which are several heads', into shared memory, while K and V are on their way. The barrier
+  // before the first K shows them.
   SDPA_DEVICE static void store_q(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                   const Element *q_ptr, Element *smem_q) {
     Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
-    constexpr int kVectors = kHeadDim / 8;
+    constexpr int kVectors = kHeadDim / 8;                                           // of a row
+    constexpr int kPerThread = kBlockM * kVectors / Traits::kThreads;
+    static_assert(kBlockM * kVectors % Traits::kThreads == 0, "every thread takes as many vectors");
+    static_assert(!Traits::kQInRegs, "registers would take Q before it is there");
     const int first_row = tile.m_block * kBlockM;
     const uint32_t sign = params.negate_q ? 0x80008000u : 0u;
-    for (int index = Arch::thread_idx(); index < kBlockM * kVectors; index += Traits::kThreads) {
-      const int row = index / kVectors, col = index % kVectors * 8;
-      uint4 vector = make_uint4(0, 0, 0, 0);
-      if (row < sequence.seqlen_q - first_row && col < Traits::head_dim(params))
-        vector = *reinterpret_cast<const uint4 *>(q_ptr + Traits::row_offset(params, params.q, first_row + row) + col);
-      *reinterpret_cast<uint4 *>(&sQ(row, col)) =
+    uint4 vectors[kPerThread];  // all are asked for before the first is waited for
+    const auto row_of = [](int i) SDPA_INLINE_LAMBDA { return (Arch::thread_idx() + i * Traits::kThreads) / kVectors; };
+    const auto col_of = [](int i)
+                            SDPA_INLINE_LAMBDA { return (Arch::thread_idx() + i * Traits::kThreads) % kVectors * 8; };
+    CUTE_UNROLL
+    for (int i = 0; i < kPerThread; ++i) {
+      vectors[i] = make_uint4(0, 0, 0, 0);
+      if (row_of(i) < sequence.seqlen_q - first_row && col_of(i) < Traits::head_dim(params))
+        vectors[i] = *reinterpret_cast<const uint4 *>(
+            q_ptr + Traits::row_offset(params, params.q, first_row + row_of(i)) + col_of(i));
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint4 vector = vectors[i];
+      *reinterpret_cast<uint4 *>(&sQ(row_of(i), col_of(i))) =
           make_uint4(vector.x ^ sign, vector.y ^ sign, vector.z ^ sign, vector.w ^ sign);
     }
   }
