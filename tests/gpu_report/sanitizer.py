@@ -35,10 +35,13 @@ def find() -> str | None:
 
 
 def command(program: str, tool: str, log: Path, target: list[str]) -> list[str]:
-    """`target` under `tool`; every report goes to `log`, and errors do not change the exit code."""
+    """`target` under `tool`; every report goes to `log`, and errors do not change the exit code.
+
+    It may take a while to start where many processes do.
+    """
     return [
-        program, "--tool", tool, *_OPTIONS[tool], "--print-limit", "100000", "--target-processes",
-        "application-only",
+        program, "--tool", tool, *_OPTIONS[tool], "--print-limit", "100000", "--launch-timeout", "120",
+        "--target-processes", "application-only",
         "--log-file", str(log), *target,
     ]  # fmt: skip
 
