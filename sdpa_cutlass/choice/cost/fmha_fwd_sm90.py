@@ -9,7 +9,9 @@ few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of
 at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
 beginning and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an
 H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which half
-are within 6 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the same card.
+were within 6 %. Since Q has two buffers, what a further tile costs is fitted to 80 measurements on an H100
+(benchmarks/results/tuning/2026-11-25-h100-orders.json), of which half are within 4.3 %. What general kernels
+cost more was fitted to `benchmarks.compare_kernels` on the H200.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
