@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..arrays.tensors import as_tensor, has_torch, is_tensor
 from ..library.registry import Asked
 from ..problem import Causal
-from . import array_calls, call_table, outputs, rng, torch_hooks, torch_inputs
+from . import array_calls, call_table, growing, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Form, Inputs, Options, Result
 from .binding import bind
 from .extras import Extras
@@ -81,14 +81,13 @@ def run(
             if may_be_known and known == signature:
                 prepared = found
             else:
-                prepared = _plain[signature]
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-                _latest = _plain, signature, prepared
-                is_latest = False
+                prepared, is_new = _find_plain(signature, q | k | v)
+                if not is_new:
+                    _latest = _plain, signature, prepared
+                    is_latest = False
             if (q | k | v) & 15 or not (q and k and v) or not (out is None or out.data_ptr()):
                 prepared = signature = None
-        except KeyError:
-            pass
         except (AttributeError, TypeError, RuntimeError, ValueError):
             prepared = signature = None  # not tensors, or without data, or options that cannot be keys
     if prepared is None or (
@@ -112,6 +111,16 @@ def run(
     lse = None if make_lse is None else make_lse()
     plan.launch_at(q, k, v, out, lse)
     return out, lse, rng.NO_PHILOX
+
+
+def _find_plain(signature: Signature, addresses: int) -> tuple[Prepared | None, bool]:
+    """The plan of a plain call, and whether it is a new one, made from that of another number of keys."""
+    try:
+        return _plain[signature], False
+    except KeyError:
+        prepared = None if addresses & 15 else growing.plan_next(signature)
+        _plain.keep(signature, prepared)
+        return prepared, True
 
 
 def run_general(
@@ -360,7 +369,10 @@ def _run_in_full(
     if inputs.out is not None:
         torch_hooks.increment_version((inputs.out,))
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
-    cache.keep(signature, prepare(executed, inputs, bound, out, lse))
+    prepared = prepare(executed, inputs, bound, out, lse)
+    cache.keep(signature, prepared)
+    if cache is _plain:
+        growing.keep(signature, prepared, options.family, options.kernel)
     return Result(out, lse, executed.philox)
 
 

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import struct
 import sys
+from collections.abc import Sequence
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,10 @@ def make_params(
             out.data_ptr(),
             0 if softmax_lse is None else softmax_lse.data_ptr(),
             *_NO_WORKSPACE,
-            *_strides(query),
-            *_strides(key),
-            *_strides(value),
-            *_strides(out),
+            *strides(query.shape, query.stride()),
+            *strides(key.shape, key.stride()),
+            *strides(value.shape, value.stride()),
+            *strides(out.shape, out.stride()),
             problem.num_heads_q * lse_rows,
             lse_rows,
             mask,
@@ -116,10 +117,10 @@ def make_params(
     )
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+def strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, int, int]:
     """Strides of batch, head and row in elements; a dimension of size 1 gets the dense one."""
-    batches, heads, rows, dense = tensor.shape
-    batch, head, row, _ = tensor.stride()
+    batches, heads, rows, dense = shape
+    batch, head, row, _ = stride
     if rows < 2:
         row = dense
     if heads < 2:
@@ -159,11 +160,11 @@ class Plan:
         self.kernel = kernel
         self.problem = problem
         self.num_splits = params.num_splits
-        self._library = library
-        self._device = device
+        self.params = image = bytes(params)
+        self.library = library
+        self.device = device
         self._native = library.make_plan(kernel.index, params, device.index)
         self.workspace_bytes = self._native.workspace_bytes
-        image = bytes(params)
         self._ready = (
             library.launch_plan,
             self._native.address,
@@ -219,7 +220,7 @@ class Plan:
         status = launch(native, addresses, stream)
         del workspace  # torch's allocator reuses it in stream order
         if status:
-            self._library.check(status, str(self))
+            self.library.check(status, str(self))
 
     def __str__(self) -> str:
         return f"{self.kernel.name} on {self.problem}"
@@ -234,7 +235,7 @@ class Plan:
         addresses = _pack(_head, 0, 0, 0, 0, 0, 0, workspace_bytes, rest)
         make_workspace = self._make_workspace if workspace_bytes else None
         return launcher.make_launcher(
-            self._library, str(self), self._native, self._device, addresses, make_workspace
+            self.library, str(self), self._native, self.device, addresses, make_workspace
         )
 
     def _make_workspace(self, out: torch.Tensor, stream: int) -> tuple[torch.Tensor, int]:

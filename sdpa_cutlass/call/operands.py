@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,10 +96,15 @@ class Operands(NamedTuple):
 def is_loadable(tensor: torch.Tensor) -> bool:
     """True when kernels can load `tensor` [B, H, S, D] as it is, 16 bytes at a time."""
     head_dim = tensor.shape[3]
-    batch, head, row, last = tensor.stride()
-    if last == 1 and not (batch | head | row | head_dim) % _ELEMENTS:  # as for most; the rest takes longer
+    if is_aligned(tensor.stride()) and not head_dim % _ELEMENTS:  # as for most; the rest takes longer
         return head_dim > 0 and tensor.data_ptr() % _ALIGNMENT == 0
     return head_dim > 0 and head_dim % _ELEMENTS == 0 and misalignment(tensor) is None
+
+
+def is_aligned(stride: Sequence[int]) -> bool:
+    """True when all rows of a tensor begin at multiples of 16 bytes if the first one does."""
+    batch, head, row, last = stride
+    return last == 1 and not (batch | head | row) % _ELEMENTS
 
 
 def loadable(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdpa_cutlass.call import call_table, calls, launch
+from sdpa_cutlass.call import call_table, calls, growing, launch
 from sdpa_cutlass.call.plan_cache import Plans
 from sdpa_cutlass.integrations import usage
 from sdpa_cutlass.library import launcher
@@ -32,6 +32,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(calls, "_plain", Plans())
         monkeypatch.setattr(calls, "_general", Plans())
         monkeypatch.setattr(calls, "_packed", Plans())
+        monkeypatch.setattr(growing, "_known", {})
         monkeypatch.setattr(call_table, "table", None)
         monkeypatch.setattr(call_table, "latest", None)
 

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import attention, attention_varlen
-from sdpa_cutlass.call import binding, call_table, calls, plan_cache, planning
+from sdpa_cutlass import ArgumentError, attention, attention_varlen
+from sdpa_cutlass.call import call_table, calls, growing, plan_cache, planning
+from sdpa_cutlass.call.launch import Plan
+from sdpa_cutlass.library.abi import Library
+from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.problem import Problem
 from tests.library.reference import rand
 
 HOT = 7  # keys of the signature that is used in every step
@@ -43,13 +47,13 @@ paths = pytest.mark.parametrize("path", CALLS)
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of keys that a plan was made for, in order."""
     made: list[int] = []
-    make_plan = planning.make_plan
 
-    def counted(bound: binding.Bound, *rest: Any) -> Any:
-        made.append(bound.problem.seqlen_k)
-        return make_plan(bound, *rest)
+    def counted(library: Library, kernel: KernelInfo, problem: Problem, *rest: Any) -> Plan:
+        made.append(problem.seqlen_k)
+        return Plan(library, kernel, problem, *rest)
 
-    monkeypatch.setattr(planning, "make_plan", counted)
+    for module in (planning, growing):
+        monkeypatch.setattr(module, "Plan", counted)
     return made
 
 
@@ -100,7 +104,8 @@ def test_signatures_that_come_and_go_push_no_other_out_of_the_compiled_table(
     assert call_table.table is not None
     for name in ("_plain", "_general"):  # from here on only the table knows it
         monkeypatch.setattr(calls, name, plan_cache.Plans())
-    monkeypatch.setattr(planning, "choose", None)
+    for module in (planning, growing):
+        monkeypatch.setattr(module, "choose", None)
     assert torch.equal(_plain_call(HOT), expected)
     with pytest.raises(TypeError):
         _plain_call(10)
@@ -111,3 +116,92 @@ def test_a_signature_that_is_met_once_stays_out_of_the_compiled_table(forget: Ca
     for keys in range(1, 40):
         _plain_call(keys)
     assert call_table.table is None
+
+
+LENGTHS = (33, 34, 64, 65, 7, 200)
+_CACHE = rand(2, 4, 256, 64)
+_ODD = rand(2 * 4 * 256 * 64 + 1)[1:].view(2, 4, 256, 64)
+
+
+def _results(forget: Callable[[], None], call: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    """What calls give whose arguments are all checked."""
+    found = []
+    for keys in LENGTHS:
+        forget()
+        found.append(call(keys))
+    forget()
+    return found
+
+
+GROWING: dict[str, Callable[[int], Any]] = {
+    "rows of a static cache": lambda keys: attention(
+        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE[:, :, :keys]
+    ),
+    "a dense cache": lambda keys: attention(
+        _CACHE[:, :, :1], _CACHE[:, :, :keys].contiguous(), 2 * _CACHE[:, :, :keys]
+    ),
+    "rows in front of heads": lambda keys: attention(
+        _CACHE[:, :, :3], *(2 * [_CACHE[:, :, :keys].transpose(1, 2).contiguous().transpose(1, 2)])
+    ),
+    "grouped heads": lambda keys: attention(
+        _CACHE[:, :, :1], _CACHE[:, :2, :keys], _CACHE[:, 1:3, :keys], enable_gqa=True
+    ),
+    "top left": lambda keys: attention(
+        _CACHE[:, :, :5], _CACHE[:, :, :keys], _CACHE[:, :, :keys], causal="top_left"
+    ),
+    "bottom right": lambda keys: attention(
+        _CACHE[:, :, :5], _CACHE[:, :, :keys], _CACHE[:, :, :keys], causal="bottom_right", scale=0.3
+    ),
+    "softmax_lse": lambda keys: attention(
+        _CACHE[:, :, :2], _CACHE[:, :, :keys], _CACHE[:, :, :keys], return_lse=True
+    )[1],
+    "a kernel by name": lambda keys: attention(
+        _CACHE[:, :, :2],
+        _CACHE[:, :, :keys],
+        _CACHE[:, :, :keys],
+        kernel="fmha_fwd_sm89_d64_m64n64_s1_w4_f16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_only_the_first_number_of_keys_is_checked_in_full(
+    name: str, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = GROWING[name]
+    expected = _results(forget, call)
+    assert torch.equal(call(LENGTHS[0]), expected[0])
+    monkeypatch.setattr(calls, "_run_in_full", None)
+    assert all(map(torch.equal, map(call, LENGTHS), expected))
+    assert count(calls._plain) == len(LENGTHS)
+
+
+CHECKED: dict[str, Callable[[int], Any]] = {
+    "keys at an odd address": lambda keys: attention(_CACHE[:, :, :1], _ODD[:, :, :keys], _ODD[:, :, :keys]),
+    "one batch for all": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:1, :, :keys], _CACHE[:1, :, :keys]),
+    "one head for all": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:, :1, :keys], _CACHE[:, :1, :keys]),
+    "one batch of keys": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:1, :, :keys], _CACHE[:, :, :keys]),
+    "a row of another stride": lambda keys: attention(
+        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE.mT.contiguous().mT[:, :, :keys]
+    ),
+    "out": lambda keys: attention(
+        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE[:, :, :keys], out=torch.empty(2, 4, 1, 64).half()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_is_checked_with_every_number_of_keys(name: str, forget: Callable[[], None]) -> None:
+    call = CHECKED[name]
+    expected = _results(forget, call)
+    assert all(map(torch.equal, map(call, LENGTHS), expected))
+
+
+def test_keys_and_values_of_different_numbers_are_refused(forget: Callable[[], None]) -> None:
+    forget()
+    attention(_CACHE[:, :, :1], _CACHE[:, :, :33], _CACHE[:, :, :33])
+    with pytest.raises(ArgumentError, match="value has seqlen 35"):
+        attention(_CACHE[:, :, :1], _CACHE[:, :, :34], _CACHE[:, :, :35])
+    assert torch.equal(
+        attention(_CACHE[:, :, :1], _CACHE[:, :, :0], _CACHE[:, :, :0]), torch.zeros(2, 4, 1, 64).half()
+    )

@@ -158,7 +158,7 @@ def test_a_failed_launch_says_what_failed(module: ModuleType) -> None:
 def test_the_plans_failure_names_kernel_and_problem(device: str) -> None:
     bound = plan(*qkv(device))._plan
     refused = bytes(Addresses(struct_size=1))
-    made = launcher.make_launcher(bound._library, str(bound), bound._native, bound._device, refused, None)
+    made = launcher.make_launcher(bound.library, str(bound), bound._native, bound.device, refused, None)
     q, k, v = qkv(device)
     with pytest.raises(Exception, match=rf"{bound.kernel.name} on .*struct_size is 1"):
         made.run(q, k, v, torch.empty_like(q), None)

@@ -20,8 +20,10 @@ from sdpa_cutlass.library.device import HOST
 from sdpa_cutlass.library.locate import Target
 from tests.library.reference import rand
 
-ALLOWED = 110
+ALLOWED = 118
 """Calls of Python functions when prices are known: 50 µs on a CPU of 2023. Before they were counted: 163."""
+ALLOWED_FOR_A_TOKEN = 46
+"""The same where only the number of keys is new."""
 
 K = rand(1, 4, 320, 64)
 
@@ -60,7 +62,7 @@ def test_a_token_of_a_growing_key_cache(causal: Causal | None, heads_q: int) -> 
 
     token(257)  # the first of its blocks for every kernel
     found = python_calls(lambda: token(258))
-    assert len(found) <= ALLOWED, "\n".join(found)
+    assert len(found) <= ALLOWED_FOR_A_TOKEN, "\n".join(found)
 
 
 def test_other_lengths_are_priced_with_one_call_a_kernel() -> None:

@@ -196,6 +196,22 @@ MUTANTS = (
         tests="tests/library/test_quantized_kv.py::test_bytes_of_appended_keys_are_the_kernels",
     ),
     PythonMutant(
+        name="a_broadcast_cache_grows",
+        defect="keys that all batches share are read as if each batch had its own",
+        file="call/growing.py",
+        old="if is_whole and",
+        new="if",
+        tests="tests/library/test_growing_cache.py::test_what_is_checked_with_every_number_of_keys",
+    ),
+    PythonMutant(
+        name="the_diagonal_of_a_growing_cache_stays",
+        defect="with another number of keys the causal mask begins where it began before",
+        file="call/growing.py",
+        old="params.causal_offset = problem.causal_offset",
+        new="pass",
+        tests="tests/library/test_growing_cache.py::test_only_the_first_number_of_keys_is_checked_in_full",
+    ),
+    PythonMutant(
         name="the_last_block_is_not_quantised_again",
         defect="what is appended begins a block, whatever the last one holds",
         file="call/quantized.py",
