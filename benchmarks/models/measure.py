@@ -109,7 +109,8 @@ def rows(case: Case, machine: Machine, plan: Plan) -> Iterator[Row]:
     for dtype in (name for name in case.dtypes if name in plan.dtypes):
         found = subject(case, dtype, machine.device)
         with providers(case, found.model, machine.device) as contestants:
-            taking_part = [each for each in contestants if each.name in plan.providers]
+            judged = _judged_by(case)
+            taking_part = [each for each in contestants if each.name in {TORCH, judged, *plan.providers}]
             with watch.counted() as problems:
                 found.run(found.model)
             for mode in (mode for mode in case.modes if mode in plan.modes):
@@ -194,13 +195,18 @@ def _status(error: Exception, warned: list[str]) -> str:
     return describe_failure(error, warned)
 
 
+def _judged_by(case: Case) -> str:
+    """The provider that speaks for this library; it takes part in every run."""
+    return OURS if case.takes_sdpa else INTERFACE
+
+
 def _judged(subject: Subject, mode: Mode, problems: list[dict[str, Any]], entries: dict[str, Entry]) -> Row:
     """This library's word is that of `enable`, or of the interface in models that `enable` does not see.
 
     It agrees where every error is within the bound of tests/models/agreement.py and nothing was passed on.
     """
     case = subject.case
-    by = OURS if OURS in entries else INTERFACE
+    by = _judged_by(case)
     ours = entries[by]
     calls = sum(problem["calls"] for problem in problems)
     nan = float("nan")

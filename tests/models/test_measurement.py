@@ -96,6 +96,12 @@ def test_every_mode_has_times_and_agrees() -> None:
     assert found["compiled"].providers["torch"].attention_share is None
 
 
+def test_torch_and_this_library_take_part_whoever_is_named() -> None:
+    (row,) = rows(Mode.EAGER, providers=("math",))
+    assert list(row.providers) == ["torch", "math", "sdpa_cutlass"]
+    assert row.agrees
+
+
 def test_each_provider_has_its_own_compiled_code() -> None:
     """Else the second one would run what the first had compiled, and every time would be the first one's."""
     (row,) = rows(Mode.COMPILED)
