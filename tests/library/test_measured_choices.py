@@ -2,7 +2,7 @@
 
 Random problems on an H200 (2026-11-23, float16, graph replays). Each has the kernel that was chosen with its
 time, and kernels that took less. Only the family that was measured takes part. Then every eighth problem of
-three runs, with the times of all kernels that the model held possible, of both families; and the general
+four runs, with the times of all kernels that the model held possible, of both families; and the general
 kernels of both on the problems of `benchmarks.compare_kernels`.
 """
 
@@ -97,14 +97,15 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
 @pytest.mark.parametrize(
     ("run", "samples", "mean", "worst"),
     [
-        ("2026-11-24-h200", 55, 1.01, 1.2),
-        ("2026-11-25-h200", 23, 1.02, 1.25),
-        ("2026-11-25-h100", 42, 1.02, 1.2),
+        ("2026-11-24-h200-f16-random", 55, 1.01, 1.2),
+        ("2026-11-25-h200-f16-random", 23, 1.02, 1.25),
+        ("2026-11-25-h100-f16-random", 42, 1.02, 1.2),
+        ("2026-11-25-h100-f16-random-second", 60, 1.01, 1.23),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
-    """Among the kernels that were timed. Dense masks lay in unaligned rows first, which a call copies now."""
-    found = results.load(RESULTS / f"{run}-f16-random.json")
+    """Among the kernels that were timed. In the first run dense masks lay in unaligned rows: a call copies them."""
+    found = results.load(RESULTS / f"{run}.json")
     rows = {
         dataclasses.replace(random_report.case_of(row), dtype=None).name: row
         for row in found.rows
@@ -114,7 +115,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
     regrets = {}
     for sample in found.env["random"]["samples"]:
         name, times = sample["problem"], sample["times"]
-        if rows[name].mask == "dense" and rows[name].seqlen_k % 8:
+        if run.startswith("2026-11-24") and rows[name].mask == "dense" and rows[name].seqlen_k % 8:
             continue
         chosen = predictions.predict(map(kernels.__getitem__, times), rows[name], predictions.H200)
         assert chosen is not None

@@ -11,26 +11,28 @@ units of an SM:
              requests bring; head_dims that are no multiple of 64 go in pieces of 32 or 16 columns, and the
              requests are as many (d80_m32n64_g2 at 24 heads, 2048 to 8192 keys: 20 B a clock)
 The busiest unit is never hidden and the others overlap in part; where ex2 alone takes longer than the
-products (head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp
-per scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels
-take longer than their plain twins; masks and dropout add instructions to every score, causal masks to those
-of the blocks on the diagonal; kernels compute on their own head_dim, however much of it is used, and longer
-where columns are missing. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the
-taller its tile is and are hidden in part under its neighbours' rounds: where these are few, as with 77 keys,
-small tiles win. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack
-the query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global
-memory at the end. Lengths are unknown here: sequences count as full. The constants were fitted to
-measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups:
-4.8 to 10.4 µs) and at up to eight times the batch; tests/library/test_select.py lists some and holds the
-model within 13 %. Pieces and later ends come from random problems and `tune` on the same card
-(tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
-8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and wide kernels cost once, from the random
-problems of 2026-11-24. Split kernels without KV groups were not measured. The constants of general kernels
-are estimates. What counts is the ranking: other cards enter only through their rates.
+products (head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp per
+scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take
+longer than their plain twins; masks and dropout add instructions to every score, causal masks to those of the
+blocks on the diagonal; a warp waits for the loads of a dense mask in every round but the first; kernels
+compute on their own head_dim, however much of it is used, and longer where columns are missing. In grids of
+several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in part
+under its neighbours' rounds: where these are few, as with 77 keys, small tiles win. A causal kernel ends with
+its longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of a key head into their
+tiles, and when several CTAs share a tile, they meet in global memory at the end. Lengths are unknown here:
+sequences count as full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1
+H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times the batch;
+tests/library/test_select.py lists some and holds the model within 13 %. Pieces and later ends come from
+random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting costs
+from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and
+wide kernels cost once, from the random problems of 2026-11-24. Split kernels without KV groups were not
+measured. The constants of general kernels are estimates. What counts is the ranking: other cards enter only
+through their rates.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from ...library.device import DeviceInfo
@@ -48,6 +50,7 @@ from .model import (
 )
 
 _ROUND_LATENCY = 300
+_MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
 _COLUMN_BYTES_PER_CLOCK = 1.25  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.6  # of that rate, where a row is no whole number of pieces
 _LATER_CYCLES = 1000  # of a later CTA's ends, next to its rows of Q and O
@@ -89,6 +92,7 @@ class _Work:
     alu: float
     smem: float
     l2: float
+    latency: float
     warps: int
 
     def cycles(self, resident: int) -> float:
@@ -97,7 +101,7 @@ class _Work:
         if self.mma < self.ex2:
             units, loss = (self.mma + self.alu, self.ex2, self.smem), _OVERLAP_LOSS_OF_EX2
         busy = max(units) + loss * (sum(units) - max(units))
-        alone = busy * 4 / self.warps + _ROUND_LATENCY  # four schedulers, one warp each
+        alone = busy * 4 / self.warps + self.latency  # four schedulers, one warp each
         # CTAs, at the scheduler with most warps
         loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps
         return max(busy * loaded, self.l2 * resident, alone)
@@ -132,7 +136,12 @@ class FmhaFwd(Model):
         self._round = [work.cycles(count) for count in range(self._resident + 1)]
         is_wide = kernel.is_split or (kernel.kv_groups == 1 and kernel.head_dim > _WIDE_FROM)
         wide = _WIDE_CYCLES * (kernel.head_dim / 256) ** 2 if is_wide else 0.0
-        self._once = [(masking + merge + wide) * count for count in range(self._resident + 1)]
+        # The first loads of a mask lie under those of Q and K.
+        unmasked = dataclasses.replace(work, latency=_ROUND_LATENCY)
+        self._once = [
+            (masking + merge + wide) * count - (self._round[count] - unmasked.cycles(count))
+            for count in range(self._resident + 1)
+        ]
         is_packed = kernel.is_split and kernel.kv_groups > 1
         self._row_cycles = _PACKED_CYCLES * problem.head_dim * kernel.kv_groups if is_packed else 0.0
         self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
@@ -275,6 +284,7 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         alu=scores * alu_per_score / _ALU_PER_CLOCK,
         smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
+        latency=_ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0),
         warps=kernel.warps,
     )
 
