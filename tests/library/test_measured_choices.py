@@ -104,7 +104,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
-    """Among the kernels that were timed. In the first run dense masks lay in unaligned rows: a call copies them."""
+    """Among the kernels that were timed. A call copies dense masks in unaligned rows: those are left out."""
     found = results.load(RESULTS / f"{run}.json")
     rows = {
         dataclasses.replace(random_report.case_of(row), dtype=None).name: row
