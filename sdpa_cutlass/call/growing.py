@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..choice.select import choose
 from ..library.registry import Asked
 from ..library.structs import Params
-from ..problem import Problem
+from ..problem import Causal, Problem
 from .launch import Plan, strides
 from .operands import INT32_MAX, is_aligned
 
@@ -27,6 +27,7 @@ _OF_QUERY = slice(0, 6)  # of a plain call's signature, with the type of key
 _QUERY_SHAPE, _KEY_SHAPE, _VALUE_SHAPE = 1, 6, 11
 _BETWEEN = slice(8, 11)  # dtype and device of key, the type of value
 _OPTIONS = slice(13, None)  # dtype and device of value, the options
+_CAUSAL, _WHOLE = 16, (None, *Causal)
 
 assert Params.v_stride.offset == Params.k_stride.offset + Params.k_stride.size
 
@@ -44,14 +45,17 @@ _known: dict[Signature, _Known] = {}  # by all of a signature but seqlen_k and t
 
 
 def keep(signature: Signature | None, prepared: Prepared | None, family: Asked, kernel: str | None) -> None:
-    """Lets other numbers of keys take after a plain call, unless out is given or anything is broadcast."""
-    if signature is None or prepared is None or signature[-1] is not None:
+    """Lets other numbers of keys take after a plain call.
+
+    Not where out is given or anything is broadcast, nor after a shard: its mask may hide none of these keys.
+    """
+    if signature is None or prepared is None or signature[-1] is not None or signature[_CAUSAL] not in _WHOLE:
         return
     problem = prepared.plan.problem
     sizes = problem.batch, problem.num_heads_kv, problem.seqlen_k
     of_query, of_key, of_value = signature[_QUERY_SHAPE], signature[_KEY_SHAPE], signature[_VALUE_SHAPE]
     is_whole = of_query[:-2] == (problem.batch, problem.num_heads_q) and of_key[:-1] == of_value[:-1] == sizes
-    if is_whole and problem.diagonal is None:
+    if is_whole:
         if len(_known) >= _MAX_CACHES:
             _known.clear()
         _known[_without_keys(signature)] = _Known(prepared, problem, family, kernel)

@@ -205,3 +205,16 @@ def test_keys_and_values_of_different_numbers_are_refused(forget: Callable[[], N
     assert torch.equal(
         attention(_CACHE[:, :, :1], _CACHE[:, :, :0], _CACHE[:, :, :0]), torch.zeros(2, 4, 1, 64).half()
     )
+
+
+def test_a_shard_whose_mask_hides_nothing_yet(forget: Callable[[], None]) -> None:
+    """The row sees 7 keys. While there are no more, its problem is one without a mask."""
+
+    def call(keys: int) -> torch.Tensor:
+        part = _CACHE[:, :, :keys]
+        return attention(_CACHE[:, :, :1], part, part, causal="top_left", row_offset=6)
+
+    forget()
+    expected = call(7)
+    assert torch.equal(call(8), expected)
+    assert torch.equal(call(40), expected)
