@@ -35,6 +35,11 @@ _SOURCES = ROOT / "templates" / "src"
 # left out, which take a tenth of a unit's time: defects are for the tests to find.
 _CUTE = "cute.hpp"
 _CUTE_HEADERS = ("cute/tensor.hpp", "cutlass/bfloat16.h", "cutlass/half.h", "cutlass/fast_math.h")
+# What the engine and the launchers include besides: half a second of each unit.
+_SYSTEM_HEADERS = (
+    "algorithm", "array", "atomic", "climits", "cstdarg", "cstdio", "exception", "map", "memory", "mutex",
+    "new", "numeric", "system_error", "thread", "vector", "sys/mman.h", "ucontext.h",
+)  # fmt: skip
 _NO_ASSERTIONS = (
     "#include <cute/config.hpp>",
     "#undef CUTE_STATIC_ASSERT_V",
@@ -71,7 +76,7 @@ class Workshop:
             encoding="utf-8",
         )
         cute = folder / _CUTE
-        includes = (f"#include <{header}>" for header in _CUTE_HEADERS)
+        includes = (f"#include <{header}>" for header in (*_CUTE_HEADERS, *_SYSTEM_HEADERS))
         cute.write_text("\n".join((*_NO_ASSERTIONS, *includes, "")), encoding="utf-8")
         steps: list[Callable[[], None]] = []
         for observed in (False, True):
