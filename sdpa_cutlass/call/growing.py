@@ -8,10 +8,9 @@ asked again. So a token costs half of what an unknown signature does.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..choice.select import choose
-from ..library.registry import Asked
 from ..library.structs import Params
 from ..problem import Causal, Problem
 from .launch import Plan, strides
@@ -27,24 +26,16 @@ _OF_QUERY = slice(0, 6)  # of a plain call's signature, with the type of key
 _QUERY_SHAPE, _KEY_SHAPE, _VALUE_SHAPE = 1, 6, 11
 _BETWEEN = slice(8, 11)  # dtype and device of key, the type of value
 _OPTIONS = slice(13, None)  # dtype and device of value, the options
-_CAUSAL, _WHOLE = 16, (None, *Causal)
+_FAMILY, _CAUSAL, _KERNEL = 15, 16, 20
+_WHOLE = (None, *Causal)  # what `causal` says of a problem that is no shard
 
 assert Params.v_stride.offset == Params.k_stride.offset + Params.k_stride.size
 
 
-class _Known(NamedTuple):
-    """A plan of one size, for the others."""
-
-    prepared: Prepared
-    problem: Problem
-    family: Asked
-    kernel: str | None
+_known: dict[Signature, Prepared] = {}  # by all of a signature but seqlen_k and the strides of key and value
 
 
-_known: dict[Signature, _Known] = {}  # by all of a signature but seqlen_k and the strides of key and value
-
-
-def keep(signature: Signature | None, prepared: Prepared | None, family: Asked, kernel: str | None) -> None:
+def keep(signature: Signature | None, prepared: Prepared | None) -> None:
     """Lets other numbers of keys take after a plain call.
 
     Not where out is given or anything is broadcast, nor after a shard: its mask may hide none of these keys.
@@ -58,7 +49,7 @@ def keep(signature: Signature | None, prepared: Prepared | None, family: Asked, 
     if is_whole:
         if len(_known) >= _MAX_CACHES:
             _known.clear()
-        _known[_without_keys(signature)] = _Known(prepared, problem, family, kernel)
+        _known[_without_keys(signature)] = prepared
 
 
 def plan_next(signature: Signature) -> Prepared | None:
@@ -76,7 +67,7 @@ def plan_next(signature: Signature) -> Prepared | None:
     stride_of_key, stride_of_value = signature[_KEY_SHAPE + 1], signature[_VALUE_SHAPE + 1]
     if not is_aligned(stride_of_key) or not is_aligned(stride_of_value):
         return None
-    plan, other = known.prepared.plan, known.problem
+    plan, other = known.plan, known.plan.problem
     problem = Problem(
         dtype=other.dtype,
         batch=other.batch,
@@ -95,9 +86,9 @@ def plan_next(signature: Signature) -> Prepared | None:
     params = Params.from_buffer(image)
     params.seqlen_k = seqlen_k
     params.causal_offset = problem.causal_offset
-    choice = choose(plan.library, problem, known.family, plan.device, params, name=known.kernel)
+    choice = choose(plan.library, problem, signature[_FAMILY], plan.device, params, name=signature[_KERNEL])
     params.num_splits = choice.num_splits
-    return known.prepared._replace(plan=Plan(plan.library, choice.kernel, problem, params, plan.device))
+    return known._replace(plan=Plan(plan.library, choice.kernel, problem, params, plan.device))
 
 
 def _without_keys(signature: Signature) -> tuple[Any, ...]:

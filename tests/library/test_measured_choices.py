@@ -200,7 +200,7 @@ def test_general_kernels_of_both_families_are_ranked(setting: Setting) -> None:
 
 @pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT], ids=str)
 def test_head_dim_80_has_the_kernel_made_for_it(causal: Causal | None) -> None:
-    """At 13 random problems of more than 1000 keys it took 0.95 to 1.05 times as long as the one for 96."""
+    """At 7 random problems of 1024 keys and more it took 0.95 to 1.04 times as long as the one for 96."""
     problem = problem_of((2, 24, 24, 8192, 8192, 80), causal=causal)
     (first, _), *_ = ranking(library(Target.HOST), problem, Family.FMHA_FWD, H200)
     assert first.name.startswith("fmha_fwd_sm90_d80_m192n112_s3_w16_f16")

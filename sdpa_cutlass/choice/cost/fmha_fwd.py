@@ -32,7 +32,6 @@ through their rates.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from ...library.device import DeviceInfo
@@ -92,16 +91,15 @@ class _Work:
     alu: float
     smem: float
     l2: float
-    latency: float
     warps: int
 
-    def cycles(self, resident: int) -> float:
-        """Cycles of a round when `resident` CTAs share the SM."""
+    def cycles(self, resident: int, latency: float = _ROUND_LATENCY) -> float:
+        """Cycles of a round when `resident` CTAs share the SM and a warp waits for `latency` of them."""
         units, loss = (self.mma, self.ex2 + self.alu, self.smem), _OVERLAP_LOSS
         if self.mma < self.ex2:
             units, loss = (self.mma + self.alu, self.ex2, self.smem), _OVERLAP_LOSS_OF_EX2
         busy = max(units) + loss * (sum(units) - max(units))
-        alone = busy * 4 / self.warps + self.latency  # four schedulers, one warp each
+        alone = busy * 4 / self.warps + latency  # four schedulers, one warp each
         # CTAs, at the scheduler with most warps
         loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps
         return max(busy * loaded, self.l2 * resident, alone)
@@ -133,14 +131,14 @@ class FmhaFwd(Model):
         self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
-        self._round = [work.cycles(count) for count in range(self._resident + 1)]
+        latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
+        self._round = [work.cycles(count, latency) for count in range(self._resident + 1)]
         is_wide = kernel.is_split or (kernel.kv_groups == 1 and kernel.head_dim > _WIDE_FROM)
         wide = _WIDE_CYCLES * (kernel.head_dim / 256) ** 2 if is_wide else 0.0
         # The first loads of a mask lie under those of Q and K.
-        unmasked = dataclasses.replace(work, latency=_ROUND_LATENCY)
         self._once = [
-            (masking + merge + wide) * count - (self._round[count] - unmasked.cycles(count))
-            for count in range(self._resident + 1)
+            (masking + merge + wide) * count + work.cycles(count) - round_cycles
+            for count, round_cycles in enumerate(self._round)
         ]
         is_packed = kernel.is_split and kernel.kv_groups > 1
         self._row_cycles = _PACKED_CYCLES * problem.head_dim * kernel.kv_groups if is_packed else 0.0
@@ -284,7 +282,6 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         alu=scores * alu_per_score / _ALU_PER_CLOCK,
         smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
-        latency=_ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0),
         warps=kernel.warps,
     )
 
