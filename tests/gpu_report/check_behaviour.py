@@ -49,6 +49,9 @@ def threads(context: Context) -> None:
 
     The first calls are made by all threads at once, so plans are made and kernels loaded in a race too.
     """
+    if context.kernels != "*":
+        context.skipped = "calls choose their kernels themselves: not with --kernels"
+        return
     on_gpu = context.device == "cuda"
     all_calls = calls(context.device, seqlen=129 if on_gpu else 40)
     results: list[list[tuple[int, list[torch.Tensor]]]] = [[] for _ in range(_THREADS)]

@@ -15,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo, Op, read_kernels
 
+_ROOT = Path(__file__).parents[2]
 MOST_FAILURES = 20  # with their text; more are only counted
 
 
@@ -48,9 +50,10 @@ class Context:
     _start: float = field(default_factory=time.monotonic)
 
     def fail(self, message: str) -> None:
+        """Notes a defect. Paths of tracebacks begin at the root of the repository: reports are published."""
         self.numbers["failures"] += 1
         if len(self.failures) < MOST_FAILURES:
-            self.failures.append(message)
+            self.failures.append(message.replace(f"{_ROOT}/", ""))
 
     def at(self, what: str) -> None:
         """Says what runs next: the last line of a process that a fault ends."""

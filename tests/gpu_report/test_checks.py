@@ -16,8 +16,16 @@ from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
-from tests.gpu_report import check_memory, check_repeats, check_soak, check_soak_rules, check_twins
-from tests.gpu_report.context import Context, named
+from tests.gpu_report import (
+    check_behaviour,
+    check_memory,
+    check_repeats,
+    check_soak,
+    check_soak_rules,
+    check_twins,
+    child,
+)
+from tests.gpu_report.context import CHECKS, Context, named
 from tests.gpu_report.launching import Launch
 from tests.gpu_report.memory import HostMemory
 from tests.gpu_report.on_device import DeviceLaunch
@@ -232,6 +240,22 @@ def test_a_soak_without_kernels_is_skipped() -> None:
     context = context_of(SMALL, examples=5)
     check_soak_rules.soak_gradients(context)
     assert (context.skipped != "", context.numbers["problems"]) == (True, 0)
+
+
+def test_threads_are_skipped_where_kernels_are_named() -> None:
+    context = Context(device="cpu", kernels="*sm90*")
+    check_behaviour.threads(context)
+    assert context.skipped
+    assert not context.failures
+
+
+def test_failures_name_files_from_the_root_of_the_repository_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(device="cpu")
+    monkeypatch.setitem(CHECKS, "broken", lambda _: 1 // 0)
+    assert not child.run("broken", context)
+    (failure,) = context.failures
+    assert '"tests/gpu_report/child.py"' in failure
+    assert "ZeroDivisionError" in failure
 
 
 def test_the_rule_for_half_logits_is_no_blank_cheque() -> None:
