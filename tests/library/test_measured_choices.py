@@ -20,7 +20,7 @@ from benchmarks.documents import kernel_rows
 from benchmarks.tiles import model
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import Estimate, estimate
-from sdpa_cutlass.choice.select import ranking
+from sdpa_cutlass.choice.select import families_with_plain, order, ranking
 from sdpa_cutlass.cli import predictions, random_report, results
 from sdpa_cutlass.cli.tuning import derive, journal
 from sdpa_cutlass.library.abi import library
@@ -99,8 +99,8 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     [
         ("2026-11-24-h200-f16-random", 55, 1.01, 1.2),
         ("2026-11-25-h200-f16-random", 23, 1.02, 1.25),
-        ("2026-11-25-h100-f16-random", 42, 1.02, 1.2),
-        ("2026-11-25-h100-f16-random-second", 60, 1.01, 1.23),
+        ("2026-11-25-h100-f16-random", 42, 1.015, 1.2),
+        ("2026-11-25-h100-f16-random-second", 60, 1.003, 1.05),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -123,6 +123,35 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
     assert len(regrets) >= samples
     assert statistics.geometric_mean(regrets.values()) < mean
     assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)
+
+
+def test_little_is_lost_where_queries_or_keys_are_few() -> None:
+    """34 problems on which random runs had lost most or that are near them, every kernel with several splits.
+
+    Causal masks are numbered: 1 is top left, 2 bottom right.
+    """
+    found = json.loads((JOURNALS / "2026-11-25-h100-few-queries.json").read_text())
+    kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
+    device = predictions.H200.device
+    regrets = {}
+    for row in found["rows"]:
+        b, hq, hkv, sq, sk, d, causal = row["problem"]
+        problem = problem_of(
+            (b, hq, hkv, sq, sk, d), causal=(None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT)[causal]
+        )
+        times: dict[str, dict[int, float]] = {}
+        for name, time in row["times"].items():
+            if name != "flash":
+                times.setdefault(name.split("/")[0], {})[int(name.split("/")[1])] = time
+        plain = families_with_plain(map(kernels.__getitem__, times))
+        priced = [(kernels[name], estimate(kernels[name], problem, device)) for name in times]
+        chosen, cost = min(priced, key=lambda pair: order(pair[0], pair[1], problem, plain))
+        nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
+        best = min(min(by_splits.values()) for by_splits in times.values())
+        regrets[str(row["problem"])] = times[chosen.name][nearest] / best
+    assert len(regrets) == 34
+    assert statistics.geometric_mean(regrets.values()) < 1.055
+    assert max(regrets.values()) < 1.3, max(regrets, key=regrets.__getitem__)
 
 
 # What is asked, batch, heads, seqlen, head_dim: µs of general kernels, by family, arch and tile.

@@ -15,24 +15,25 @@ products (head_dim 32 on an H200), the softmax's other instructions overlap with
 scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take
 longer than their plain twins; masks and dropout add instructions to every score, causal masks to those of the
 blocks on the diagonal; a warp waits for the loads of a dense mask in every round but the first; kernels
-compute on their own head_dim, however much of it is used, and longer where columns are missing. In grids of
-several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in part
-under its neighbours' rounds: where these are few, as with 77 keys, small tiles win. A causal kernel ends with
-its longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of a key head into their
-tiles, and when several CTAs share a tile, they meet in global memory at the end. Lengths are unknown here:
-sequences count as full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1
-H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times the batch;
+compute on their own head_dim, however much of it is used, and longer where columns are missing. What a wide
+or split kernel costs once, the first CTA of an SM pays. In grids of several waves, the ends of a later CTA (Q
+in, O out) cost more the taller its tile is and are hidden in part under its neighbours' rounds: where these
+are few, as with 77 keys, small tiles win; and all Q and O have to cross. A causal kernel ends with its
+longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of a key head into their tiles,
+and when several CTAs share a tile, they meet in global memory at the end. Lengths are unknown here: sequences
+count as full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512
+(tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times the batch;
 tests/library/test_select.py lists some and holds the model within 13 %. Pieces and later ends come from
 random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting costs
 from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and
-wide kernels cost once, from the random problems of 2026-11-24. Split kernels without KV groups were not
-measured. The constants of general kernels are estimates. What counts is the ranking: other cards enter only
-through their rates.
+wide kernels cost once and what few keys save, from random problems there and on an H100. Split kernels
+without KV groups were not measured. The constants of general kernels are estimates. What counts is the
+ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
@@ -54,13 +55,17 @@ _COLUMN_BYTES_PER_CLOCK = 1.25  # of K and V into an SM, for each column of the 
 _UNALIGNED_SHARE = 0.6  # of that rate, where a row is no whole number of pieces
 _LATER_CYCLES = 1000  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 5
+_CROSSING_BYTES_PER_CLOCK = 8.3  # of Q and O, where CTAs follow each other on every SM
+_KEYS_OF_A_PRICE = 16  # divides every block_n
 _Q_FIRST_CYCLES = 1000  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.3  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
 _MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
 _CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
-_WIDE_CYCLES = 2300  # of a CTA at head_dim 256, as its square: code and registers that are used once
+_WIDE_CYCLES = 2300  # of a first CTA at head_dim 256, as its square: code that is met once
+_SPLIT_WIDE_CYCLES = 3000  # the same of a split kernel
 _WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
+_PACKED_CYCLES_OF_ONE = 0.2  # without KV groups
 _PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
@@ -126,25 +131,29 @@ class FmhaFwd(Model):
         head_start = _RING_HEAD_START if kernel.kv_groups > 1 else 0
         q_bytes = 2 * kernel.block_m * kernel.head_dim
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
-        work = _work(kernel, problem, device)
+        self._work = work = _work(kernel, problem, device)
+        self._key_load = 4 * kernel.head_dim / _load_bytes_per_clock(kernel, problem)
         self.rows_of_a_price = kernel.block_m
-        self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
+        self.keys_of_a_price = _KEYS_OF_A_PRICE
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
-        latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
-        self._round = [work.cycles(count, latency) for count in range(self._resident + 1)]
+        self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
+        self._round = self._cycles_of(work)
+        self._short_rounds: dict[int, list[float]] = {}
         is_wide = kernel.is_split or (kernel.kv_groups == 1 and kernel.head_dim > _WIDE_FROM)
-        wide = _WIDE_CYCLES * (kernel.head_dim / 256) ** 2 if is_wide else 0.0
+        wide = (_SPLIT_WIDE_CYCLES if kernel.is_split else _WIDE_CYCLES) if is_wide else 0
+        self._wide = wide * (kernel.head_dim / 256) ** 2
         # The first loads of a mask lie under those of Q and K.
         self._once = [
-            (masking + merge + wide) * count + work.cycles(count) - round_cycles
+            (masking + merge) * count + work.cycles(count) - round_cycles
             for count, round_cycles in enumerate(self._round)
         ]
-        is_packed = kernel.is_split and kernel.kv_groups > 1
-        self._row_cycles = _PACKED_CYCLES * problem.head_dim * kernel.kv_groups if is_packed else 0.0
+        packing = _PACKED_CYCLES * kernel.kv_groups if kernel.kv_groups > 1 else _PACKED_CYCLES_OF_ONE
+        self._row_cycles = packing * problem.head_dim if kernel.is_split else 0.0
         self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
+        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
@@ -166,6 +175,8 @@ class FmhaFwd(Model):
             num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
             ctas *= num_splits
             keys_a_round *= num_splits
+        if problem.seqlen_k < keys_a_round:
+            round_cycles = self._short_round(-(-problem.seqlen_k // max(num_splits, 1)))
         share = -(-ctas // sms)  # of the busiest SM
         resident = min(self._resident, share)
         if limited_rows is None:
@@ -173,16 +184,20 @@ class FmhaFwd(Model):
             longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
         else:
             mean_rounds = limited_rows.all_rounds(keys_a_round) / limited_rows.count
-            longest = self._longest(limited_rows, keys_a_round, ctas, share)
+            longest = self._longest(limited_rows, keys_a_round, ctas, share, round_cycles)
 
         full, rest = divmod(share, resident)
-        ends = self._ends
+        ends = self._ends + self._wide
         rounds = mean_rounds * round_cycles[resident]
-        later_ends = max(ends, self._later_ends - _HIDDEN_SHARE * rounds) / resident
+        later_ends = max(self._ends, self._later_ends - _HIDDEN_SHARE * rounds) / resident
         cycles = ends + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
-        cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
+        later = share - 1 if share > resident else 0
+        crossing = later * self._row_bytes * min(block_m, rows) / _CROSSING_BYTES_PER_CLOCK
+        cycles = (
+            max(cycles, ends + longest + once[resident], ends + crossing) * self._slowdown * self._padding
+        )
         return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
     def may_split(self, problem: Problem) -> bool:
@@ -203,8 +218,27 @@ class FmhaFwd(Model):
         tiles = m_blocks * problem.batch * problem.num_heads_q // heads
         return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
 
+    def _cycles_of(self, work: _Work) -> list[float]:
+        """By the CTAs that share an SM."""
+        return [work.cycles(count, self._latency) for count in range(self._resident + 1)]
+
+    def _short_round(self, keys: int) -> list[float]:
+        """The same as `_round`, of CTAs that have one round with so many keys: the others are not loaded."""
+        steps = -(-keys // _KEYS_OF_A_PRICE)
+        found = self._short_rounds.get(steps)
+        if found is None:
+            missing = self.kernel.block_n * self.kernel.kv_groups - steps * _KEYS_OF_A_PRICE
+            work = replace(self._work, l2=self._work.l2 - missing * self._key_load)
+            found = self._short_rounds[steps] = self._cycles_of(work)
+        return found
+
     def _longest(
-        self, limited_rows: CausalRows | WindowRows, keys_a_round: int, ctas: int, share: int
+        self,
+        limited_rows: CausalRows | WindowRows,
+        keys_a_round: int,
+        ctas: int,
+        share: int,
+        round_cycles: list[float],
     ) -> float:
         """Cycles of the longest CTA's rounds. It shares its SM with shorter ones as long as they last.
 
@@ -212,14 +246,14 @@ class FmhaFwd(Model):
         one counts as if it were alone.
         """
         if share > self._resident:
-            return limited_rows.rounds(0, keys_a_round) * self._round[1]
+            return limited_rows.rounds(0, keys_a_round) * round_cycles[1]
         sms, count = self.device.sms, limited_rows.count
         left, cycles = limited_rows.rounds(0, keys_a_round), 0.0
         for i in range(1, share):  # left: rounds of the one that ends i-th last
             ended = limited_rows.rounds(i * sms * count // ctas, keys_a_round)
-            cycles += (left - ended) * self._round[i]
+            cycles += (left - ended) * round_cycles[i]
             left = ended
-        return cycles + left * self._round[share]
+        return cycles + left * round_cycles[share]
 
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting.
