@@ -32,8 +32,8 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
     ): "nothing reads the offset unless the kernel, or the problem, is causal",
     (
         _SOFTMAX,
-        "is_sharp |= fabsf(max) > kSharp && max != kNoKey;",
-        "is_sharp |= fabsf(max) >= kSharp && max != kNoKey;",
+        "is_large |= fabsf(max[i]) > kSharp && max[i] != kNoKey;",
+        "is_large |= fabsf(max[i]) >= kSharp && max[i] != kNoKey;",
     ): _EITHER_WAY,
     (
         _SOFTMAX,

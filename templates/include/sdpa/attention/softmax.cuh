@@ -119,23 +119,34 @@ struct Softmax {
     return Arch::multiply(score, softmax_scale_log2);
   }
 
-  // True, in all lanes, when the block is sharp.
+  // True, in all lanes, when the block is sharp. A lane asks that of its own columns, so that the answer does not wait for
+  // the other lanes. A warp whose rows have no key yet has nothing to rescale.
   template <bool kHasBias, class Out>
   SDPA_DEVICE bool move_reference(const float (&block_max)[kRows], Out &out, float softmax_scale_log2) {
-    bool is_sharp = false;
+    float max[kRows], factors[kRows];
+    bool is_large = false, has_keys = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float max = to_log2<kHasBias>(block_max[i], softmax_scale_log2);
-      max = fmaxf(max, Arch::shfl_xor(max, 2));
-      max = fmaxf(row_max[i], fmaxf(max, Arch::shfl_xor(max, 1)));
-      is_sharp |= fabsf(max) > kSharp && max != kNoKey;
-      const float scores_scale = Arch::exp2(row_max[i] - max);
-      row_max[i] = max;
-      row_sum[i] *= scores_scale;
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
+      max[i] = fmaxf(row_max[i], to_log2<kHasBias>(block_max[i], softmax_scale_log2));
+      is_large |= fabsf(max[i]) > kSharp && max[i] != kNoKey;
+      has_keys |= row_max[i] != kNoKey;
     }
-    return Arch::any(is_sharp);
+    const bool is_sharp = Arch::any(is_large);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      max[i] = fmaxf(max[i], Arch::shfl_xor(max[i], 2));
+      max[i] = fmaxf(max[i], Arch::shfl_xor(max[i], 1));
+      factors[i] = Arch::exp2(row_max[i] - max[i]);
+      row_max[i] = max[i];
+      row_sum[i] *= factors[i];
+    }
+    if (!Arch::any(has_keys)) return is_sharp;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(out); ++j) out(i, j) *= factors[i];
+    }
+    return is_sharp;
   }
 };
 
