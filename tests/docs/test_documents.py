@@ -157,7 +157,7 @@ def test_printed_python_runs_in_a_process_of_its_own(name: str) -> None:
 
 
 def test_the_readme_is_a_first_screen() -> None:
-    """Short, one picture, eight lines of numbers, one in a cell: more of them is on the page of performance."""
+    """Short, one picture, eight lines of numbers, one in a cell; more is on the page of performance."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = text.splitlines()
     assert len(lines) <= MOST_LINES
