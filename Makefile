@@ -54,7 +54,7 @@ else
 demo: $(VENV)/.demo host cuda
 	@echo "== comparing on $(GPU)"
 endif
-	@$(BIN)/python -m sdpa_cutlass compare
+	@$(BIN)/python -m sdpa_cutlass compare$(if $(GPU), --plot build/demo.png)
 
 test: $(VENV)/.dev $(VENV)/.docs lint types
 	@$(MAKE) --no-print-directory host SPACE=release

@@ -64,6 +64,12 @@ def dropout_mask(
     1 / (1 - p_dropout) in the kernels. Gives a NumPy array, or with `device` a torch tensor there.
 
     Raises TypeError or ValueError, naming the argument.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    out, philox = sdpa_cutlass.attention(q, k, v, p_dropout=0.1, return_philox=True)
+    kept = sdpa_cutlass.dropout_mask(1, 8, 512, 512, 0.1, philox, device="cuda")
+    ```
     """
     sizes = {"batch": batch, "num_heads_q": num_heads_q, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     shape = tuple(_size(name, value) for name, value in sizes.items())

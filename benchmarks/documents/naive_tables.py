@@ -1,6 +1,6 @@
 """The naive chain over the whole grid: how many times longer matmul, mask, softmax, matmul take than fused.
 
-Problems are lines; files that measured the same problem stand in columns beside each other. What has no ratio
+Problems are lines; files that measured the same problem are columns side by side. What has no ratio
 says why: the chain needs all scores in memory at once, which is the first thing that large problems lack.
 """
 

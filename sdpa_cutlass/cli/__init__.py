@@ -113,7 +113,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Prints what was built, from what, for which GPUs, and what is found on this machine, with a "
-        "one-line fix for whatever is wrong."
+        "one-line fix for what is wrong."
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--kernels", action="store_true", help="also list every kernel and what it occupies")

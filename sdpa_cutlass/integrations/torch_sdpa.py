@@ -63,6 +63,14 @@ def enable(
     see flash_impl.py. Enabling twice is the same as once. Returns counts of the calls.
 
     Raises LibraryError or DriverError when the library cannot be used on these devices.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    usage = sdpa_cutlass.enable()
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    sdpa_cutlass.disable()
+    print(usage.served, usage.fallbacks)
+    ```
     """
     quantising = checked_quantising(precision, min_seqlen)
     with _lock:
@@ -96,6 +104,12 @@ def enabled(
     Blocks nest with each other and with `enable`; their devices add up, and end with the block. The
     `precision` of the innermost block counts, also where it is None. The function
     is replaced in all threads, and put back when the last block of any thread has ended.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    with sdpa_cutlass.enabled() as usage:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ```
     """
     usage = Usage(log_fallbacks=log_fallbacks)
     quantising = checked_quantising(precision, min_seqlen)

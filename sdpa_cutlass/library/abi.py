@@ -276,7 +276,7 @@ def _handshake(path: Path, target: Target, functions: dict[str, Any]) -> BuildIn
 
 def _mismatch(path: Path, target: Target, what: str) -> LibraryMismatchError:
     return LibraryMismatchError(
-        f"{path} does not fit this package: {what}. To make it anew, {target.how_to_build}."
+        f"{path} does not fit this package: {what}. To make it again, {target.how_to_build}."
     )
 
 

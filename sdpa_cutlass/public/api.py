@@ -57,6 +57,11 @@ def scaled_dot_product_attention(
     that has its shape and dtype. Raises NotImplementedError for head dimensions beyond the kernels';
     TypeError or ValueError, naming the argument, for anything else that is not allowed, such as attn_mask
     together with is_causal.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    out = sdpa_cutlass.scaled_dot_product_attention(q, k, v, is_causal=True)
+    ```
     """
     causal = _TOP_LEFT if is_causal else None
     try:
@@ -174,6 +179,11 @@ def attention(
 
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched;
     LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    out, lse = sdpa_cutlass.attention(q, k, v, causal="bottom_right", window=(128, 0), return_lse=True)
+    ```
     """
     if value is None:
         if type(key) is not QuantizedKV:
@@ -262,6 +272,11 @@ def unfused_attention(
     Same arguments, results and errors, as far as it goes: no masks, dropout, lengths, window or sinks, and
     D = Dv must be a kernel's head_dim once rounded up to a multiple of 8. The logits [B, Hq, Sq, Sk] live in
     a workspace from torch's caching allocator.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    out = sdpa_cutlass.unfused_attention(q, k, v, causal="top_left")
+    ```
     """
     out, lse, _ = run(_UNFUSED, causal, scale, enable_gqa, kernel, return_lse, query, key, value, out)
     return (out, lse) if return_lse else out
@@ -271,6 +286,10 @@ def kernels(target: Target | None = None) -> tuple[KernelInfo, ...]:
     """Every kernel of `target`'s library; by default of the CUDA library if it is there, else the host one.
 
     Raises LibraryNotFoundError when there is none, LibraryError when one is there and cannot be used.
+
+    ```python
+    names = [kernel.name for kernel in sdpa_cutlass.kernels() if kernel.head_dim == 64]
+    ```
     """
     if target is not None:
         return read_kernels(library(target))

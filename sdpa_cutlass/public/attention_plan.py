@@ -129,6 +129,12 @@ def plan(
 
     Raises their errors, and ArgumentError for what cannot be run in place: tensors that `attention` would
     copy first, and problems without any score to compute.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    planned, out = sdpa_cutlass.plan(q, k, v, causal="top_left"), torch.empty_like(q)
+    planned.run(q, k, v, out)
+    ```
     """
     if row_offset is not None or key_offset is not None:
         causal = shard.word(causal, row_offset, key_offset)

@@ -102,6 +102,11 @@ def explain(
 
     Takes their arguments and raises their errors; shapes as there. Not for problems without any score to
     compute.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    print(sdpa_cutlass.explain(q, k, v, causal="top_left"))
+    ```
     """
     if row_offset is not None or key_offset is not None:
         causal = shard.word(causal, row_offset, key_offset)

@@ -39,6 +39,13 @@ def merge_states(
     Raises TypeError, ValueError or NotImplementedError naming the argument, before anything is launched: a
     tensor that requires grad is refused. LibraryNotFoundError and its kin when the native library cannot be
     used; LaunchError when CUDA refuses. The method is FlashDecoding's (Dao et al., 2023).
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    halves = zip(k.chunk(2, dim=2), v.chunk(2, dim=2))
+    parts = [sdpa_cutlass.attention(q, *half, return_lse=True) for half in halves]
+    out, lse = sdpa_cutlass.merge_states(*zip(*parts))
+    ```
     """
     if torch_hooks.is_dynamo_compiling():
         from ..integrations import merge_ops

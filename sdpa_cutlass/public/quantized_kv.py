@@ -43,6 +43,13 @@ def quantize_kv(
     Queued on torch's current stream of key's device. Raises TypeError, ValueError or NotImplementedError
     naming the argument: tensors that require grad, and calls while torch traces, are refused.
     LibraryNotFoundError and its kin when the native library cannot be used; LaunchError when CUDA refuses.
+
+    ```python
+    q, k, v = torch.randn(3, 1, 8, 512, 64, device="cuda", dtype=torch.float16)
+    kept = sdpa_cutlass.quantize_kv(k, v)
+    kept.append(k[:, :, :1], v[:, :, :1])
+    out = sdpa_cutlass.attention(q, kept)
+    ```
     """
     asked = precision_of(precision)
     key, value = checked_pair(key, value)

@@ -58,6 +58,12 @@ def attention_varlen(
     softmax_lse [Hq, total_q] float32. In a dropout mask, rows and columns count within their sequence and
     `b` is its number. "bottom_right" means each sequence's own last row and key. The other arguments, the
     returned tuple and the errors are those of `attention`.
+
+    ```python
+    q, k, v = torch.randn(3, 512, 8, 64, device="cuda", dtype=torch.float16)
+    starts = torch.tensor([0, 60, 60, 512], dtype=torch.int32, device="cuda")  # the second one is empty
+    out = sdpa_cutlass.attention_varlen(q, k, v, starts, starts, 512, 512, causal="top_left")
+    ```
     """
     return_philox = torch_inputs.flag("return_philox", return_philox)
     if window is not None:

@@ -68,6 +68,17 @@ def test_terminal() -> None:
     assert printed(made.results()).startswith(TERMINAL)
 
 
+def test_the_last_sentence_can_be_repeated() -> None:
+    """It counts what is behind, too, and stays away where no torch backend was measured."""
+    slower = [made.row("fused", 9.0, seqlen_q=1024), made.row("torch_flash", 7.2, seqlen_q=1024)]
+    said = " ".join(printed(Results(made.ENV, [*made.mission(), *slower])).split())
+    assert said.endswith(
+        "In one sentence: on an NVIDIA H200, attention by sdpa_cutlass is 1.20 times as fast as by the "
+        "fastest of torch's backends (geometric mean), and ahead in 1 of 2 problems."
+    )
+    assert "In one sentence" not in printed(Results(made.ENV, [made.row("fused", 9.0)]))
+
+
 CPU_TABLE = """\
 | problem | fused kernel | err O | bound O | err LSE | bound LSE | verdict | piped err O | piped verdict | L4 µs, predicted | RTX 4090 µs, predicted | H200 µs, predicted |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|

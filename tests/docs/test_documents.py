@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import sdpa_cutlass
 from generator.families import FAMILIES
 from sdpa_cutlass import flash_api
 
@@ -94,6 +96,10 @@ RUN = {
 MOST_LINES = 160  # of the README
 
 
+def run_smaller(code: str, names: dict[str, object]) -> None:
+    exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), names)  # noqa: S102
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_printed_python_runs(name: str) -> None:
     """On the host library, at a smaller size."""
@@ -101,8 +107,20 @@ def test_printed_python_runs(name: str) -> None:
     assert blocks
     names: dict[str, object] = {}  # one session: later blocks use what earlier ones made
     for code in blocks:
-        exec(code.replace('device="cuda"', 'device="cpu"').replace("512", "80"), names)  # noqa: S102
+        run_smaller(code, names)
     assert getattr(names.get("usage"), "served", 0) == RUN[name]
+
+
+FUNCTIONS = [name for name in sdpa_cutlass.__all__ if inspect.isfunction(getattr(sdpa_cutlass, name))]
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "disable"])  # which follows enable
+def test_the_example_of_a_docstring_runs(name: str) -> None:
+    """Each public function has one, which needs nothing but the two imports."""
+    blocks = re.findall(r"```python\n(.*?)```", inspect.getdoc(getattr(sdpa_cutlass, name)) or "", re.DOTALL)
+    assert len(blocks) == 1
+    assert f"sdpa_cutlass.{name}(" in blocks[0]
+    run_smaller(blocks[0], {"torch": torch, "sdpa_cutlass": sdpa_cutlass})
 
 
 APART = ("docs/transformers.md", "docs/testing.md")  # their code changes the process
@@ -139,7 +157,11 @@ def test_printed_python_runs_in_a_process_of_its_own(name: str) -> None:
 
 
 def test_the_readme_is_a_first_screen() -> None:
-    """Short, with a number in a cell: lists of numbers are for the page of performance."""
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    """Short, one picture, eight lines of numbers, one in a cell; more is on the page of performance."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
     assert len(lines) <= MOST_LINES
+    assert text.count("![") == 1
+    made = "".join(found[0] for found in MADE.finditer(text)).splitlines()
+    assert 0 < len([line for line in made if re.match(r"\| [\d.]+ \|", line)]) <= 8
     assert [line for line in lines if line.startswith("|") and "·" in line] == []

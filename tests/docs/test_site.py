@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.browser import ask
+
 pytest.importorskip("mkdocs", reason="the site's tools are not installed: make docs")
 pytest.importorskip("mkdocstrings", reason="the site's tools are not installed: make docs")
 
@@ -79,6 +81,51 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     raw = "repository/benchmarks/results/2026-11-24-h200-f16-hopper.json"
     assert f'href="{raw}"' in home
     assert (tmp_path / raw).is_file()
+
+
+SEARCH = """
+let left = 100;
+const look = () => {
+  const query = document.querySelector('[data-md-component="search-query"]');
+  query.focus();
+  query.value = "sinks";
+  query.dispatchEvent(new Event("keyup", { bubbles: true }));
+  const found = [...document.querySelectorAll(".md-search-result__link")];
+  const links = found.map((one) => one.getAttribute("href"));
+  if (links.length || !left--) answer(links);
+  else setTimeout(look, 100);
+};
+addEventListener("load", () => setTimeout(look, 200));
+"""
+WIDTHS = """
+const frames = [...document.querySelectorAll("iframe")];
+addEventListener("load", () => answer(frames.map((one) => {
+  const page = one.contentDocument.documentElement;
+  return [one.getAttribute("src"), page.scrollWidth, one.width, page.textContent.length];
+})));
+"""
+
+
+def test_pages_in_a_browser(tmp_path: Path) -> None:
+    """As files: no page is wider than a desktop's window or a phone's, and search finds something."""
+    site = tmp_path / "site"
+    assert build(ROOT, site).returncode == 0
+    names = sorted(
+        str(path.relative_to(site)) for path in site.rglob("*.html") if "repository" not in path.parts
+    )
+    assert len(names) > 40
+    frames = [
+        f'<iframe src="{name}" width="{width}" height="800"></iframe>'
+        for name in names
+        for width in (1280, 390)
+    ]
+    (site / "all.html").write_text(f"<html><body>{''.join(frames)}</body></html>", encoding="utf-8")
+    found = ask(site / "all.html", WIDTHS, tmp_path / "first", "--allow-file-access-from-files")
+    assert [one for one in found if one[1] > int(one[2]) or one[3] < 100] == []
+    assert len(found) == 2 * len(names)
+    for name in ("index.html", "tuning-log/lost.html"):
+        links = ask(site / name, SEARCH, tmp_path / name.replace("/", "-"), "--virtual-time-budget=20000")
+        assert any("tasks.html" in link for link in links), links
 
 
 def test_every_page_is_in_the_menu() -> None:

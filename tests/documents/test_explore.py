@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,13 @@ from benchmarks.documents import explore
 from benchmarks.documents.__main__ import main
 from sdpa_cutlass.cli import results
 from sdpa_cutlass.cli.results import Results, Row
+from tests.browser import ask
 from tests.cli import rows as made
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--dump-dom",
-)  # fmt: skip
 
 # Runs in the page: filters, measures, the legend, what pointing says; the answers end up in the document.
 SCRIPT = """
-<script>
-"use strict";
 const answers = {};
 const choose = (name, value) => {
   const select = document.getElementById(`filter-${name}`);
@@ -58,12 +49,7 @@ answers.marked = document.querySelectorAll("tr.on").length;
 answers.lines = document.querySelectorAll("#plot polyline").length;
 answers.offered = [...document.getElementById("filter-suite").options].map((one) => one.value);
 answers.width = [document.documentElement.scrollWidth, innerWidth];
-document.title = "done";
-const text = document.createElement("pre");
-text.id = "answers";
-text.textContent = JSON.stringify(answers);
-document.body.append(text);
-</script>
+answer(answers);
 """
 
 
@@ -144,27 +130,10 @@ def test_the_command(
 
 @pytest.mark.parametrize("width", [1280, 500])  # of a window; 500 is the least of headless Chromium
 def test_in_a_browser(width: int, tmp_path: Path) -> None:
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH")
     files = explore.committed(ROOT)
     page = tmp_path / "page.html"
-    page.write_text(explore.page(files).replace("</body>", f"{SCRIPT}</body>"), encoding="utf-8")
-    done = subprocess.run(
-        [
-            browser,
-            *FLAGS,
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},900",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    found = re.search(r'<pre id="answers">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr[-2000:]
-    answers = json.loads(html.unescape(found[1]))
+    page.write_text(explore.page(files), encoding="utf-8")
+    answers = ask(page, SCRIPT, tmp_path / "profile", width=width)
     problems = {(name, row.problem) for name, one in files.items() for row in one.rows if row.suite != "wall"}
     some = [
         row

@@ -1,8 +1,8 @@
 """Models of diffusers give the same under sdpa_cutlass.enabled() as with torch, with every call served.
 
 diffusers calls `F.scaled_dot_product_attention`; its own list of attention backends is a closed enumeration,
-so that nothing else can be registered there. It is no dependency of the tests: where it is not installed,
-they skip. Weights are random.
+so that nothing else can be registered there, which a test holds too. It is no dependency of the tests: where
+it is not installed, they skip. Weights are random.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import sdpa_cutlass
 from tests.models import agreement
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
@@ -82,3 +83,28 @@ def test_models_agree(
     torch.manual_seed(0)
     model, run, calls = make(device)
     agreement.check(agreement.measure(model.eval(), run, dtype=dtype, device=device), calls=calls)
+
+
+def test_its_own_list_of_backends_is_closed() -> None:
+    """Where this fails, diffusers takes other names: register one, and say so in docs/migration.md."""
+    dispatch = pytest.importorskip("diffusers.models.attention_dispatch", reason="this diffusers has no list")
+    model, _, _ = transformer("cpu")
+    with pytest.raises(ValueError, match="must be one of"):
+        model.set_attention_backend("sdpa_cutlass")
+    with pytest.raises(ValueError, match="is not registered"), dispatch.attention_backend("sdpa_cutlass"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("backend", "reasons"), [("native", []), ("_native_math", ["backends named by sdpa_kernel"])]
+)
+def test_its_native_backend_is_served(backend: str, reasons: list[str], device: str) -> None:
+    """Whoever chooses one of torch's backends by name gets that one."""
+    dispatch = pytest.importorskip("diffusers.models.attention_dispatch", reason="this diffusers has no list")
+    model, run, calls = transformer(device)
+    model = model.eval().to(device, torch.float16)
+    chosen = dispatch.attention_backend(backend)
+    with torch.no_grad(), sdpa_cutlass.enabled(devices=[device]) as usage, chosen:
+        run(model)
+    assert usage.served == (0 if reasons else calls)
+    assert list(usage.fallbacks) == reasons
