@@ -127,6 +127,10 @@ class FmhaFwd(Model):
         q_bytes = 2 * kernel.block_m * kernel.head_dim
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         work = _work(kernel, problem, device)
+        self._is_limited = problem.is_causal or problem.window is not None
+        # Prices are asked for with most calls of new sizes, and these take a kernel's row a while to look up.
+        self._is_split, self._block_m, self._block_n = kernel.is_split, kernel.block_m, kernel.block_n
+        self._kv_groups, self._sms = kernel.kv_groups, device.sms
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n  # CTAs have whole blocks, also under a causal mask
         self._resident = _resident(kernel, device)
@@ -152,22 +156,22 @@ class FmhaFwd(Model):
         self._most_shared = self._resident if kernel.is_split and kernel.kv_groups == 1 else 1
 
     def cost(self, problem: Problem) -> tuple[float, int]:
-        kernel, round_cycles, once, sms = self.kernel, self._round, self._once, self.device.sms
-        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # in a tile
-        rows, block_m = problem.seqlen_q * heads, kernel.block_m
+        round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
+        heads = problem.num_heads_q // problem.num_heads_kv if self._is_split else 1  # in a tile
+        rows = problem.seqlen_q * heads
         ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
-        keys_a_round = kernel.block_n * kernel.kv_groups
-        limited_rows = rows_of_tiles(problem, block_m, heads)
-        num_splits, meeting = 0, 0.0
-        packing = self._row_cycles * min(block_m, rows)
-        if kernel.is_split:
-            block_n = kernel.block_n
+        keys_a_round = block_n * self._kv_groups
+        limited_rows = rows_of_tiles(problem, block_m, heads) if self._is_limited else None
+        num_splits, meeting, packing = 0, 0.0, 0.0
+        if self._is_split:
+            used = block_m if block_m < rows else rows
+            packing = self._row_cycles * used
             blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-            num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
+            num_splits, meeting = self._split(ctas, blocks, used)
             ctas *= num_splits
             keys_a_round *= num_splits
-        share = -(-ctas // sms)  # of the busiest SM
-        resident = min(self._resident, share)
+        share = -(-ctas // self._sms)  # of the busiest SM
+        resident = share if share < self._resident else self._resident
         if limited_rows is None:
             mean_rounds: float = -(-problem.seqlen_k // keys_a_round)
             longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
@@ -178,18 +182,17 @@ class FmhaFwd(Model):
         full, rest = divmod(share, resident)
         ends = self._ends
         rounds = mean_rounds * round_cycles[resident]
-        later_ends = max(ends, self._later_ends - _HIDDEN_SHARE * rounds) / resident
+        later_ends = self._later_ends - _HIDDEN_SHARE * rounds
+        later_ends = (ends if ends > later_ends else later_ends) / resident
         cycles = ends + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
-        cycles = max(cycles, ends + longest + once[resident]) * self._slowdown * self._padding
+        alone = ends + longest + once[resident]
+        cycles = (cycles if cycles > alone else alone) * self._slowdown * self._padding
         return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
-    def may_split(self, problem: Problem) -> bool:
-        kernel = self.kernel
-        rows = problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv
-        tiles = -(-rows // kernel.block_m) * problem.batch * problem.num_heads_kv
-        return kernel.is_split and 2 * tiles <= self.device.sms * self._most_shared
+    def may_split(self, rows: int, heads: int) -> bool:
+        return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._sms * self._most_shared
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
@@ -226,7 +229,7 @@ class FmhaFwd(Model):
 
         Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
         """
-        groups, sms = self.kernel.kv_groups, self.device.sms
+        groups, sms = self._kv_groups, self._sms
         most = min(sms * self._most_shared // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > _MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
