@@ -115,12 +115,13 @@ def run(
 
 def _find_plain(signature: Signature, addresses: int) -> tuple[Prepared | None, bool]:
     """The plan of a plain call, and whether it is a new one, made from that of another number of keys."""
-    try:
-        return _plain[signature], False
-    except KeyError:
-        prepared = None if addresses & 15 else growing.plan_next(signature)
+    known = _plain[signature]
+    if known is not None or addresses & 15:
+        return known, known is None
+    prepared = growing.plan_next(signature)
+    if prepared is not None:
         _plain.keep(signature, prepared)
-        return prepared, True
+    return prepared, True
 
 
 def run_general(
@@ -176,18 +177,17 @@ def run_general(
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip
             prepared = _general[signature]
-            require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-            if (
-                (q | k | v) & 15
-                or not (q and k and v)
-                or (attn_mask is not None and attn_mask.is_neg())
-                or (sinks is not None and sinks.is_neg())
-                or (prepared.casts_mask and _is_autocast_enabled(query))
-            ):
-                prepared = signature = None
-        except KeyError:
-            pass
+            if prepared is not None:
+                require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+                if (
+                    (q | k | v) & 15
+                    or not (q and k and v)
+                    or (attn_mask is not None and attn_mask.is_neg())
+                    or (sinks is not None and sinks.is_neg())
+                    or (prepared.casts_mask and _is_autocast_enabled(query))
+                ):
+                    prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
     if prepared is None or expects_gradients(query, key, value, attn_mask, sinks):
@@ -272,12 +272,11 @@ def run_packed(
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip
             prepared = _packed[signature]
-            require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-            if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
-                prepared = signature = None
-        except KeyError:
-            pass
+            if prepared is not None:
+                require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+                if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
+                    prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
     if prepared is None or expects_gradients(query, key, value, None, sinks):
