@@ -82,7 +82,8 @@ def run(
                 prepared = found
             else:
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-                prepared, is_new = _find_plain(signature, q | k | v)
+                has_memory = bool(q and k and v) and not (q | k | v) & 15
+                prepared, is_new = _find_plain(signature, query, key, value, has_memory)
                 if not is_new:
                     _latest = _plain, signature, prepared
                     is_latest = False
@@ -113,12 +114,17 @@ def run(
     return out, lse, rng.NO_PHILOX
 
 
-def _find_plain(signature: Signature, addresses: int) -> tuple[Prepared | None, bool]:
-    """The plan of a plain call, and whether it is a new one, made from that of another number of keys."""
+def _find_plain(
+    signature: Signature, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_memory: bool
+) -> tuple[Prepared | None, bool]:
+    """The plan of a plain call, and whether it is a new one, made from that of a call of other sizes.
+
+    `has_memory`: that can be loaded as it lies.
+    """
     known = _plain[signature]
-    if known is not None or addresses & 15:
+    if known is not None or not has_memory:
         return known, known is None
-    prepared = growing.plan_next(signature)
+    prepared = growing.plan_next(signature, query, key, value)
     if prepared is not None:
         _plain.keep(signature, prepared)
     return prepared, True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..arrays.tensors import is_tensor
@@ -88,13 +89,17 @@ def _operands_of_rank_4(
         return None
     if layout is not Layout.BHSD:
         q, k, v = layout.swapped(q), layout.swapped(k), layout.swapped(v)
-    of_q, of_k, of_v = q.shape, k.shape, v.shape
-    batch, heads_q, _, head_dim = of_q
-    heads_kv = of_k[1]
+    if not sizes_agree(q.shape, k.shape, v.shape, enable_gqa):
+        return None
+    return Operands(q, k, v, (q.shape[0],), 4, layout)
+
+
+def sizes_agree(of_q: Sequence[int], of_k: Sequence[int], of_v: Sequence[int], enable_gqa: bool) -> bool:
+    """Whether these sizes [B, H, S, D] are those of one problem, with nothing to broadcast or to refuse."""
+    heads_q, heads_kv = of_q[1], of_k[1]
     is_grouped = heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0)
-    agree = of_k[:3] == of_v[:3] and of_k[0] == batch and of_k[3] == head_dim
-    is_short = max(*of_q, *of_k, of_v[3]) <= INT32_MAX
-    return Operands(q, k, v, (batch,), 4, layout) if is_grouped and agree and is_short else None
+    agree = of_k[:3] == of_v[:3] and of_k[0] == of_q[0] and of_k[3] == of_q[3]
+    return is_grouped and agree and max(*of_q, *of_k, of_v[3]) <= INT32_MAX
 
 
 def problem_of(
