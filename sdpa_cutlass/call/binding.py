@@ -81,10 +81,8 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
     bound = Bound(operands, problem, scale, given, p_dropout == 1)
     if not is_packed:
         return bound
-    bound = _with_sequences(bound, inputs)
-    if allow_meta:  # sizes may be symbolic, and no kernel is chosen
-        return bound
-    return _with_bounds(bound, max_seqlen_q, max_seqlen_k)
+    # With sizes that may be symbolic, no kernel is chosen.
+    return _with_sequences(bound, inputs, None if allow_meta else (max_seqlen_q, max_seqlen_k))
 
 
 def _batch_of_one(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -93,8 +91,11 @@ def _batch_of_one(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[None]
 
 
-def _with_sequences(bound: Bound, inputs: Inputs) -> Bound:
-    """`bound`, whose batch is that of `_batch_of_one`, with what belongs to which sequence."""
+def _with_sequences(bound: Bound, inputs: Inputs, bounds: tuple[int, int] | None) -> Bound:
+    """`bound`, whose batch is that of `_batch_of_one`, with what belongs to which sequence.
+
+    `bounds` are max_seqlen_q and max_seqlen_k; without them, the problem stays that of the batch.
+    """
     (query, key, value, batch_shape, _, layout), problem, scale, given, drops_everything = bound
     cu_seqlens_q = as_tensor("cu_seqlens_q", inputs.cu_seqlens_q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
@@ -107,21 +108,14 @@ def _with_sequences(bound: Bound, inputs: Inputs) -> Bound:
         sinks=given.sinks,
     )
     operands = Operands(query, key, value, batch_shape, 3, layout)
-    return Bound(operands, problem, scale, given, drops_everything)
-
-
-def _with_bounds(bound: Bound, max_seqlen_q: int, max_seqlen_k: int) -> Bound:
-    operands, problem, scale, given, drops_everything = bound
-    assert given.cu_seqlens_q is not None
-    problem = dataclasses.replace(
-        problem,
-        batch=given.cu_seqlens_q.shape[0] - 1,
-        seqlen_q=min(max_seqlen_q, problem.seqlen_q),
-        seqlen_k=min(max_seqlen_k, problem.seqlen_k),
-        has_lengths=True,
+    if bounds is None:
+        return Bound(operands, problem, scale, given, drops_everything)
+    rows, keys = min(bounds[0], problem.seqlen_q), min(bounds[1], problem.seqlen_k)
+    problem = problem.resized(
+        count - 1, problem.num_heads_q, problem.num_heads_kv, rows, keys, has_lengths=True
     )
     bound = Bound(operands, problem, scale, given, drops_everything)
-    return _with_empty_keys(bound) if problem.seqlen_k == 0 else bound
+    return _with_empty_keys(bound) if keys == 0 else bound
 
 
 def _with_empty_keys(bound: Bound) -> Bound:

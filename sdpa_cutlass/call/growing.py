@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..choice.select import choose
 from ..library.structs import Params
-from ..problem import Causal, Problem
+from ..problem import Causal
 from .checks import sizes_agree
 from .launch import Plan, strides
 from .operands import is_aligned
@@ -79,33 +79,24 @@ def plan_next(
         return None
     if query.is_neg() or key.is_neg() or value.is_neg():
         return None
-    stride_of_query, stride_of_key = signature[_QUERY_SHAPE + 1], signature[_KEY_SHAPE + 1]
-    stride_of_value = signature[_VALUE_SHAPE + 1]
-    if not (is_aligned(stride_of_query) and is_aligned(stride_of_key) and is_aligned(stride_of_value)):
+    stride_of_key, stride_of_value = signature[_KEY_SHAPE + 1], signature[_VALUE_SHAPE + 1]
+    if not is_aligned(stride_of_key) or not is_aligned(stride_of_value):
         return None
     latest, known = found
-    plan, other = known.plan, known.plan.problem
+    plan = known.plan
     batch, heads_q, seqlen_q, _ = of_query
-    problem = Problem(
-        dtype=other.dtype,
-        batch=batch,
-        num_heads_q=heads_q,
-        num_heads_kv=of_key[1],
-        seqlen_q=seqlen_q,
-        seqlen_k=of_key[2],
-        head_dim=other.head_dim,
-        head_dim_v=other.head_dim_v,
-        causal=other.causal,
-    )
+    sizes = batch, heads_q, of_key[1], seqlen_q, of_key[2]
+    problem = plan.problem.resized(*sizes)
     if problem.is_empty:
         return None
     image = bytearray(plan.params)
-    _write_sizes(image, Params.batch.offset, batch, heads_q, of_key[1], seqlen_q, of_key[2])
+    _write_sizes(image, Params.batch.offset, *sizes)
     of_keys = *strides(of_key, stride_of_key), *strides(of_value, stride_of_value)
     if latest[_OF_QUERY] == signature[_OF_QUERY]:  # so are those of the results
         _write_strides(image, Params.k_stride.offset, *of_keys)
     else:
-        if known.out_stride is not None:
+        stride_of_query = signature[_QUERY_SHAPE + 1]
+        if known.out_stride is not None or not is_aligned(stride_of_query):
             return None
         out_stride = known.empty_like(query).stride()
         if out_stride[3] != 1:

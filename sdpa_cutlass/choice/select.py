@@ -69,7 +69,7 @@ class Offer:
     def __init__(self, library: Library, problem: Problem, family: Asked, device: DeviceInfo) -> None:
         legal = [
             (kernel, model_of(kernel, problem, device))
-            for kernel in competing(library, family, device)
+            for kernel in sorted(competing(library, family, device), key=operator.attrgetter("name"))
             if not mismatches(kernel, problem)
         ]
         self.plain = families_with_plain(kernel for kernel, _ in legal)
@@ -128,7 +128,7 @@ class Offer:
             cycles, num_splits = model.cost(problem)
             is_first = not has_to_split or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
-        first.sort(key=_price)
+        first.sort(key=_cycles)  # those of one price stay sorted by name
         if len(self._known) >= _MAX_PRICES:
             self._known.clear()
         self._latest = self._known[sizes] = found
@@ -155,7 +155,7 @@ class Offer:
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
 _Sizes = tuple[int | tuple[int, int] | None, ...]
 _Prices = tuple[_Sizes, list[_Priced], list[_Priced], list[tuple[KernelInfo, Model]]]
-_price = operator.itemgetter(0, 1)
+_cycles, _price = operator.itemgetter(0), operator.itemgetter(0, 1)
 
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
