@@ -273,7 +273,8 @@ def run_packed(
             signature = (
                 options, type(scale), type(p_dropout),
                 type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
-                *(signature_of(tensor) for tensor in (query, key, value, cu_seqlens_q, cu_seqlens_k)),
+                signature_of(query), signature_of(key), signature_of(value),
+                signature_of(cu_seqlens_q), signature_of(cu_seqlens_k),
                 None if out is None else signature_of(out),
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip

@@ -128,7 +128,7 @@ class FmhaFwd(Model):
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         work = _work(kernel, problem, device)
         self._is_limited = problem.is_causal or problem.window is not None
-        # Prices are asked for with most calls of new sizes, and these take a kernel's row a while to look up.
+        # At hand for `cost`, which most new sizes ask of every kernel: properties of a row take longer.
         self._is_split, self._block_m, self._block_n = kernel.is_split, kernel.block_m, kernel.block_n
         self._kv_groups, self._sms = kernel.kv_groups, device.sms
         self.rows_of_a_price = kernel.block_m
@@ -152,8 +152,8 @@ class FmhaFwd(Model):
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
-        # CTAs of splits that an SM may have: with KV groups one keeps it busy.
-        self._most_shared = self._resident if kernel.is_split and kernel.kv_groups == 1 else 1
+        # CTAs of splits that all SMs may have: with KV groups one keeps an SM busy.
+        self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
@@ -166,10 +166,12 @@ class FmhaFwd(Model):
         if self._is_split:
             used = block_m if block_m < rows else rows
             packing = self._row_cycles * used
-            blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-            num_splits, meeting = self._split(ctas, blocks, used)
-            ctas *= num_splits
-            keys_a_round *= num_splits
+            num_splits = 1
+            if 2 * ctas <= self._most_split:
+                blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
+                num_splits, meeting = self._split(ctas, blocks, used)
+                ctas *= num_splits
+                keys_a_round *= num_splits
         share = -(-ctas // self._sms)  # of the busiest SM
         resident = share if share < self._resident else self._resident
         if limited_rows is None:
@@ -192,7 +194,7 @@ class FmhaFwd(Model):
         return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
-        return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._sms * self._most_shared
+        return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._most_split
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
@@ -230,7 +232,7 @@ class FmhaFwd(Model):
         Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
         """
         groups, sms = self._kv_groups, self._sms
-        most = min(sms * self._most_shared // tiles, blocks // groups, _MAX_SPLITS)
+        most = min(self._most_split // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > _MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)
