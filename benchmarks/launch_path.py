@@ -10,7 +10,8 @@ median over the loops, `us_min` the least. Three groups:
     parts     what a call through Python consists of; they do not add up to it exactly, because Python's own
               steps between them are not listed
     dry       whole calls that end before the library: a function that does nothing stands in for its own. A
-              new signature is one token more in a key cache, with the choice of its kernel
+              new signature is one token more in a key cache, other new ones differ in what they name; all of
+              them with the choice of their kernel
     launched  whole calls as they are, and torch's own beside them; only on a GPU, since on a CPU the kernel
               runs within the call
 
@@ -28,7 +29,7 @@ import itertools
 import json
 import statistics
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ FORMAT = 1
 SHAPE = (1, 8, 512, 64)  # batch, heads, sequence, head_dim
 CALLS = 50
 ROUNDS = 200
+_STEP = 1011  # odd: all sizes up to a power of two, in no order
 _BACKENDS = {
     "torch flash": SDPBackend.FLASH_ATTENTION,
     "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -92,12 +94,19 @@ _CALLS = {
     "attention, dropout": "attention(q, k, v{scale}, p_dropout=0.1)",
     "attention_varlen": "attention_varlen(*packed, cu_seqlens, cu_seqlens, 512, 512{scale})",
 }
-DRY = (
-    *(
-        Step("dry", name, statement.format(plan="dry_plan", scale=", scale=dry_scale"))
-        for name, statement in _CALLS.items()
-    ),
-    Step("dry", "attention, a new signature", "kv = next(growing); attention(row, kv, kv, scale=dry_scale)"),
+_NEW_CALLS = {
+    "attention, a new signature": "kv = next(growing); attention(row, kv, kv{scale})",
+    "attention, a new batch": "x = next(batches); attention(x, x, x{scale})",
+    "attention, a new prompt": "x = next(prompts); attention(x, x, x{scale})",
+    "attention, a new causal prompt": "x = next(causal); attention(x, x, x{scale}, causal='top_left')",
+    "attention, a new padding mask": "kv, m = next(masked); attention(row, kv, kv{scale}, attn_mask=m)",
+    "attention, seqlens_k, new keys": "kv = next(padded); attention(row, kv, kv{scale}, seqlens_k=length)",
+    "attention, dropout, a new prompt": "x = next(dropped); attention(x, x, x{scale}, p_dropout=0.1)",
+    "attention_varlen, a new total": "attention_varlen(*next(totals){scale})",
+}
+DRY = tuple(
+    Step("dry", name, statement.format(plan="dry_plan", scale=", scale=dry_scale"))
+    for name, statement in (_CALLS | _NEW_CALLS).items()
 )
 LAUNCHED = tuple(
     Step("launched", name, statement.format(plan="plan", scale="")) for name, statement in _CALLS.items()
@@ -234,7 +243,8 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
         "signature_of": plan_cache.signature_of, "pack": launch._pack, "head": launch._head, "rest": rest,
         "workspace": workspace, "native": native, "launch_plan": launch_plan,
         "addresses": launch._pack(launch._head, *words, 0, workspace_address, size, rest),
-        "row": q[:1, :, :1], "growing": _growing_cache(q),
+        "row": q[:1, :, :1], "length": torch.ones(1, dtype=torch.int32, device=device),
+        **_new_inputs(q),
         "kernel_count": _untyped(library, "sdpa_kernel_count"),
         "current_stream": current_stream, "device_index": device_index,
         "stream": None if current_stream is None else launch._keep_stream(current_stream(info.index)),
@@ -251,12 +261,32 @@ def _names(device: torch.device, shape: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _growing_cache(query: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Keys of one sequence, a token more each time; no length comes again while plans of it are kept."""
+def _new_inputs(query: torch.Tensor) -> dict[str, Iterator[Any]]:
+    """Inputs of another size each time, by name; none comes again while plans of it are kept.
+
+    A cache grows by a token; other sizes come in no order, so that most have new prices.
+    """
     _, heads, _, head_dim = query.shape
     longest = 2 * plan_cache.MAX_PLANS
     cache = query.new_zeros((1, heads, longest, head_dim))
-    return itertools.cycle([cache[:, :, :length] for length in range(1, longest + 1)])
+    packed = query.new_zeros((longest, heads, head_dim))
+    mask = torch.ones((1, 1, 1, longest), dtype=torch.bool, device=query.device)
+    ends = torch.tensor([0, 1, 1], dtype=torch.int32, device=query.device)
+
+    def each(make: Callable[[int], Any], step: int = 1) -> Iterator[Any]:
+        return itertools.cycle([make(1 + step * i % longest) for i in range(longest)])
+
+    def prompts() -> Iterator[Any]:
+        return each(lambda size: packed[:size].transpose(0, 1)[None], _STEP)
+
+    return {
+        "growing": each(lambda size: cache[:, :, :size]),
+        "masked": each(lambda size: (cache[:, :, :size], mask[..., :size])),
+        "padded": each(lambda size: cache[:, :, :size]),
+        "batches": each(lambda size: packed[:size, :, None], _STEP),
+        "prompts": prompts(), "causal": prompts(), "dropped": prompts(),
+        "totals": each(lambda size: (*3 * (packed[:size],), ends, ends, size, size), _STEP),
+    }  # fmt: skip
 
 
 def _untyped(library: Library, function: str) -> Any:

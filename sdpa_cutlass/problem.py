@@ -151,6 +151,35 @@ class Problem:
         object.__setattr__(self, "window", (left, right) if is_window else None)
         object.__setattr__(self, "diagonal", diagonal if is_causal or is_window else None)
 
+    def resized(
+        self,
+        batch: int,
+        num_heads_q: int,
+        num_heads_kv: int,
+        seqlen_q: int,
+        seqlen_k: int,
+        *,
+        has_lengths: bool = False,
+    ) -> Problem:
+        """The same with other sizes; dataclasses.replace takes 1 µs more."""
+        return Problem(
+            dtype=self.dtype,
+            batch=batch,
+            num_heads_q=num_heads_q,
+            num_heads_kv=num_heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            head_dim_v=self.head_dim_v,
+            mask=self.mask,
+            has_dropout=self.has_dropout,
+            has_lengths=has_lengths,
+            window=self.window,
+            has_sinks=self.has_sinks,
+            diagonal=self.diagonal,
+        )
+
     @property
     def kind(self) -> Kind:
         """Everything but batch, heads and lengths."""

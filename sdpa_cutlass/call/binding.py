@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor
 from ..errors import ArgumentError, ArgumentTypeError
@@ -19,6 +19,9 @@ from . import checks, extras, shard
 from .arguments import Inputs, Options
 from .extras import Extras
 from .operands import INT32_MAX, Operands
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Bound(NamedTuple):
@@ -33,11 +36,17 @@ class Bound(NamedTuple):
 
 def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound:
     """Checks everything but `out` and `philox`, and reads no data: tracing comes here too."""
-    if inputs.cu_seqlens_q is not None:
-        return _bind_packed(options, inputs, allow_meta=allow_meta)
-    query, key, value = checks.autocast_inputs(
+    is_packed = inputs.cu_seqlens_q is not None
+    query, key, value = (
         as_tensor("query", inputs.query), as_tensor("key", inputs.key), as_tensor("value", inputs.value)
-    )
+    )  # fmt: skip
+    if is_packed:
+        query, key, value = (
+            _batch_of_one("query", query), _batch_of_one("key", key), _batch_of_one("value", value)
+        )  # fmt: skip
+        max_seqlen_q = upper_bound("max_seqlen_q", inputs.max_seqlen_q)
+        max_seqlen_k = upper_bound("max_seqlen_k", inputs.max_seqlen_k)
+    query, key, value = checks.autocast_inputs(query, key, value)
     operands = checks.canonical_operands(
         query,
         key,
@@ -69,43 +78,44 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
         None if allow_meta else window,  # sizes may be symbolic, and are compared
         None if allow_meta else diagonal,
     )
-    return Bound(operands, problem, scale, given, p_dropout == 1)
+    bound = Bound(operands, problem, scale, given, p_dropout == 1)
+    if not is_packed:
+        return bound
+    # With sizes that may be symbolic, no kernel is chosen.
+    return _with_sequences(bound, inputs, None if allow_meta else (max_seqlen_q, max_seqlen_k))
 
 
-def _bind_packed(options: Options, inputs: Inputs, *, allow_meta: bool) -> Bound:
-    tensors = {name: as_tensor(name, getattr(inputs, name)) for name in ("query", "key", "value")}
-    for name, tensor in tensors.items():
-        if tensor.dim() != 3:
-            raise ArgumentError(
-                f"{name} has shape {tuple(tensor.shape)}; allowed is [total, heads, head_dim]"
-            )
-    max_seqlen_q = upper_bound("max_seqlen_q", inputs.max_seqlen_q)
-    max_seqlen_k = upper_bound("max_seqlen_k", inputs.max_seqlen_k)
-    batched = Inputs(**{name: tensor[None] for name, tensor in tensors.items()}, sinks=inputs.sinks)
-    bound = bind(options, batched, allow_meta=allow_meta)
-    query, key = bound.operands.query, bound.operands.key
+def _batch_of_one(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() != 3:
+        raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; allowed is [total, heads, head_dim]")
+    return tensor[None]
+
+
+def _with_sequences(bound: Bound, inputs: Inputs, bounds: tuple[int, int] | None) -> Bound:
+    """`bound`, whose batch is that of `_batch_of_one`, with what belongs to which sequence.
+
+    `bounds` are max_seqlen_q and max_seqlen_k; without them, the problem stays that of the batch.
+    """
+    (query, key, value, batch_shape, _, layout), problem, scale, given, drops_everything = bound
     cu_seqlens_q = as_tensor("cu_seqlens_q", inputs.cu_seqlens_q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
         raise ArgumentError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; allowed is [batch + 1]")
     count = cu_seqlens_q.shape[0]
-    bound = bound._replace(
-        operands=bound.operands._replace(rank=3),
-        given=bound.given._replace(
-            cu_seqlens_q=extras.lengths("cu_seqlens_q", cu_seqlens_q, count, query),
-            cu_seqlens_k=extras.lengths("cu_seqlens_k", inputs.cu_seqlens_k, count, query),
-        ),
+    given = Extras(
+        p_dropout=given.p_dropout,
+        cu_seqlens_q=extras.lengths("cu_seqlens_q", cu_seqlens_q, count, query),
+        cu_seqlens_k=extras.lengths("cu_seqlens_k", inputs.cu_seqlens_k, count, query),
+        sinks=given.sinks,
     )
-    if allow_meta:  # sizes may be symbolic, and no kernel is chosen
-        return bound
-    problem = dataclasses.replace(
-        bound.problem,
-        batch=count - 1,
-        seqlen_q=min(max_seqlen_q, query.shape[2]),
-        seqlen_k=min(max_seqlen_k, key.shape[2]),
-        has_lengths=True,
+    operands = Operands(query, key, value, batch_shape, 3, layout)
+    if bounds is None:
+        return Bound(operands, problem, scale, given, drops_everything)
+    rows, keys = min(bounds[0], problem.seqlen_q), min(bounds[1], problem.seqlen_k)
+    problem = problem.resized(
+        count - 1, problem.num_heads_q, problem.num_heads_kv, rows, keys, has_lengths=True
     )
-    bound = bound._replace(problem=problem)
-    return _with_empty_keys(bound) if problem.seqlen_k == 0 else bound
+    bound = Bound(operands, problem, scale, given, drops_everything)
+    return _with_empty_keys(bound) if keys == 0 else bound
 
 
 def _with_empty_keys(bound: Bound) -> Bound:

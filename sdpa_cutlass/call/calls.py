@@ -82,7 +82,8 @@ def run(
                 prepared = found
             else:
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-                prepared, is_new = _find_plain(signature, q | k | v)
+                has_memory = bool(q and k and v) and not (q | k | v) & 15
+                prepared, is_new = _find_plain(signature, query, key, value, has_memory)
                 if not is_new:
                     _latest = _plain, signature, prepared
                     is_latest = False
@@ -113,14 +114,20 @@ def run(
     return out, lse, rng.NO_PHILOX
 
 
-def _find_plain(signature: Signature, addresses: int) -> tuple[Prepared | None, bool]:
-    """The plan of a plain call, and whether it is a new one, made from that of another number of keys."""
-    try:
-        return _plain[signature], False
-    except KeyError:
-        prepared = None if addresses & 15 else growing.plan_next(signature)
+def _find_plain(
+    signature: Signature, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_memory: bool
+) -> tuple[Prepared | None, bool]:
+    """The plan of a plain call, and whether it is a new one, made from that of a call of other sizes.
+
+    `has_memory`: that can be loaded as it lies.
+    """
+    known = _plain[signature]
+    if known is not None or not has_memory:
+        return known, known is None
+    prepared = growing.plan_next(signature, query, key, value)
+    if prepared is not None:
         _plain.keep(signature, prepared)
-        return prepared, True
+    return prepared, True
 
 
 def run_general(
@@ -176,18 +183,17 @@ def run_general(
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip
             prepared = _general[signature]
-            require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-            if (
-                (q | k | v) & 15
-                or not (q and k and v)
-                or (attn_mask is not None and attn_mask.is_neg())
-                or (sinks is not None and sinks.is_neg())
-                or (prepared.casts_mask and _is_autocast_enabled(query))
-            ):
-                prepared = signature = None
-        except KeyError:
-            pass
+            if prepared is not None:
+                require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+                if (
+                    (q | k | v) & 15
+                    or not (q and k and v)
+                    or (attn_mask is not None and attn_mask.is_neg())
+                    or (sinks is not None and sinks.is_neg())
+                    or (prepared.casts_mask and _is_autocast_enabled(query))
+                ):
+                    prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
     if prepared is None or expects_gradients(query, key, value, attn_mask, sinks):
@@ -267,17 +273,17 @@ def run_packed(
             signature = (
                 options, type(scale), type(p_dropout),
                 type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
-                *(signature_of(tensor) for tensor in (query, key, value, cu_seqlens_q, cu_seqlens_k)),
+                signature_of(query), signature_of(key), signature_of(value),
+                signature_of(cu_seqlens_q), signature_of(cu_seqlens_k),
                 None if out is None else signature_of(out),
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip
             prepared = _packed[signature]
-            require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
-            q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-            if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
-                prepared = signature = None
-        except KeyError:
-            pass
+            if prepared is not None:
+                require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
+                q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+                if (q | k | v) & 15 or not (q and k and v) or (sinks is not None and sinks.is_neg()):
+                    prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
     if prepared is None or expects_gradients(query, key, value, None, sinks):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..arrays.tensors import is_tensor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .extras import Extras
 
 DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
+_LAYOUTS: dict[str, Layout] = {layout.value: layout for layout in Layout}
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -40,16 +42,18 @@ def canonical_operands(
 
     Sizes may be symbolic, and with `allow_meta` the tensors may be without data: tracing comes here too.
     """
+    devices = ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda")
+    check_form("query", query, query, devices)
+    if not allow_meta and (found := _operands_of_rank_4(query, key, value, enable_gqa, layout)):
+        return found
     tensors = {"query": query, "key": key, "value": value}
-    _check_types(tensors, ("cpu", "cuda", "meta") if allow_meta else ("cpu", "cuda"), layout)
+    _check_types(tensors, devices, layout)
     q, k, v = query, key, value
     head_dim, rows = q.shape[-1], layout.seqlen_dim
     if k.shape[-1] != head_dim:
         raise ArgumentError(f"key has head_dim {k.shape[-1]} (its last dimension); query has {head_dim}")
     if k.shape[rows] != v.shape[rows]:
         raise ArgumentError(f"value has seqlen {v.shape[rows]} (dimension {rows}); key has {k.shape[rows]}")
-    if not allow_meta and (found := _operands_of_rank_4(q, k, v, enable_gqa=enable_gqa, layout=layout)):
-        return found
     rank = max(q.dim(), k.dim(), v.dim())
     padded = [layout.swapped(at_least_rank(tensor, max(rank, 4))) for tensor in (q, k, v)]
     batch_shape = _broadcast_batch(tensors, [tensor.shape[:-3] for tensor in padded])
@@ -72,19 +76,30 @@ def canonical_operands(
 
 
 def _operands_of_rank_4(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, layout: Layout
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool, layout: Layout
 ) -> Operands | None:
-    """What most calls come to, in a third of the time: nothing to broadcast, and no size too long."""
-    if not q.dim() == k.dim() == v.dim() == 4:
+    """What most calls come to, in a third of the time: nothing to refuse, to broadcast or to merge.
+
+    None says nothing about the call: all of it has to be looked at then.
+    """
+    if not q.dim() == k.dim() == v.dim() == 4 or q.requires_grad or k.requires_grad or v.requires_grad:
+        return None
+    form = q.layout, q.device, q.dtype
+    if (k.layout, k.device, k.dtype) != form or (v.layout, v.device, v.dtype) != form:
         return None
     if layout is not Layout.BHSD:
         q, k, v = layout.swapped(q), layout.swapped(k), layout.swapped(v)
-    of_q, of_k, of_v = q.shape, k.shape, v.shape
-    batch, heads_q, heads_kv = of_q[0], of_q[1], of_k[1]
-    is_grouped = enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0
-    agree = batch == of_k[0] == of_v[0] and heads_kv == of_v[1] and (is_grouped or heads_q == heads_kv)
-    is_short = max(*of_q, *of_k, *of_v) <= INT32_MAX
-    return Operands(q, k, v, (batch,), 4, layout) if agree and is_short else None
+    if not sizes_agree(q.shape, k.shape, v.shape, enable_gqa):
+        return None
+    return Operands(q, k, v, (q.shape[0],), 4, layout)
+
+
+def sizes_agree(of_q: Sequence[int], of_k: Sequence[int], of_v: Sequence[int], enable_gqa: bool) -> bool:
+    """Whether these sizes [B, H, S, D] are those of one problem, with nothing to broadcast or to refuse."""
+    heads_q, heads_kv = of_q[1], of_k[1]
+    is_grouped = heads_q == heads_kv or (enable_gqa and heads_kv > 0 and heads_q % heads_kv == 0)
+    agree = of_k[:3] == of_v[:3] and of_k[0] == of_q[0] and of_k[3] == of_q[3]
+    return is_grouped and agree and max(*of_q, *of_k, of_v[3]) <= INT32_MAX
 
 
 def problem_of(
@@ -134,14 +149,12 @@ def alignment(causal: object) -> tuple[Causal | None, int | None]:
 
 def tensor_layout(layout: object) -> Layout:
     """`layout` as the enum. Raises ArgumentError."""
-    if isinstance(layout, str) and layout == "bhsd":
-        return Layout.BHSD
-    try:
-        return Layout(layout)
-    except ValueError:
+    found = _LAYOUTS.get(layout) if isinstance(layout, str) else None
+    if found is None:
         raise ArgumentError(
             f"layout={layout!r}; allowed are 'bhsd' ([..., heads, seqlen, head_dim]) and 'bshd'"
-        ) from None
+        )
+    return found
 
 
 def softmax_scale(scale: object, head_dim: int) -> float:
@@ -183,11 +196,12 @@ def autocast_inputs(
 
 
 def _check_types(tensors: dict[str, torch.Tensor], devices: tuple[str, ...], layout: Layout) -> None:
+    """What of the form of tensors keeps kernels from them; that of query was checked."""
     q = tensors["query"]
     form = q.layout, q.device, q.dtype
     least = 2 if layout is Layout.BHSD else 3
     for name, tensor in tensors.items():
-        if tensor is q or (tensor.layout, tensor.device, tensor.dtype) != form:
+        if (tensor.layout, tensor.device, tensor.dtype) != form:
             check_form(name, tensor, q, devices)
         if len(tensor.shape) < least:
             allowed = (

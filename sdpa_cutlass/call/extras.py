@@ -90,15 +90,16 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
     check_no_grad({"attn_mask": mask})
     sizes = (operands.query.shape[1], operands.query.shape[2], operands.key.shape[2])
     shape = (*operands.batch_shape, *sizes)
-    if mask.dim() > len(shape) or any(
-        size not in (1, wanted)
-        for size, wanted in zip(mask.shape, shape[len(shape) - mask.dim() :], strict=True)
+    missing = len(shape) - mask.dim()
+    if missing < 0 or not all(
+        size in (1, wanted) for size, wanted in zip(mask.shape, shape[missing:], strict=True)
     ):
         wanted = shape[len(shape) - operands.rank :]
         raise ArgumentError(
             f"attn_mask has shape {tuple(mask.shape)}; allowed is any shape that broadcasts to {wanted}"
         )
-    mask = mask[(None,) * (len(shape) - mask.dim())]
+    if missing:
+        mask = mask[(None,) * missing]
     if len(shape) > 4:
         batch = operands.batch_shape if any(size != 1 for size in mask.shape[:-3]) else mask.shape[:-3]
         mask = mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
@@ -109,12 +110,11 @@ def needs_dense_copy(mask: torch.Tensor) -> bool:
     """Whether reading `mask` [B, Hq, Sq, Sk] element by element costs more than a copy of which kernels read
     vectors: each element is a memory request of its own then.
     """
-    scores, keys = math.prod(mask.shape), mask.shape[3]
-    if keys == 1 or mask.stride(3) == 0:
+    stride = mask.stride(3)
+    least = UNALIGNED_COPY_SCORES if stride == 1 else DENSE_COPY_SCORES
+    if math.prod(mask.shape) < least or mask.shape[3] == 1 or stride == 0:
         return False
-    if mask.stride(3) != 1:
-        return scores >= DENSE_COPY_SCORES
-    return scores >= UNALIGNED_COPY_SCORES and not _has_aligned_rows(mask)
+    return stride != 1 or not _has_aligned_rows(mask)
 
 
 def _has_aligned_rows(mask: torch.Tensor) -> bool:

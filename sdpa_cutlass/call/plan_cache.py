@@ -24,19 +24,20 @@ MAX_PLANS = 4096
 Signature = tuple[Any, ...]
 
 
-class Plans(dict[Signature, "Prepared"]):
-    """Signature → plan, the younger generation. Asking for one that is not known raises KeyError.
+class Plans(dict[Signature, "Prepared | None"]):
+    """Signature → plan, the younger generation; one that is not known has None.
 
     Threads may share it: at worst, one plans a signature again that another one had just kept.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._older: dict[Signature, Prepared] = {}
+        self._older: dict[Signature, Prepared | None] = {}
 
-    def __missing__(self, signature: Signature) -> Prepared:
-        prepared = self._older[signature]
-        self.keep(signature, prepared)
+    def __missing__(self, signature: Signature) -> Prepared | None:
+        prepared = self._older.get(signature)
+        if prepared is not None:
+            self.keep(signature, prepared)
         return prepared
 
     def keep(self, signature: Signature | None, prepared: Prepared | None) -> None:

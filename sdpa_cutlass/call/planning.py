@@ -70,7 +70,8 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     is_strided = given.mask is not None and extras.needs_dense_copy(given.mask)
     if is_strided:
         given = given._replace(mask=extras.dense_copy(given.mask))
-    plan = make_plan(bound._replace(given=given), options, q, k, v, written, lse)
+        bound = bound._replace(given=given)
+    plan = make_plan(bound, options, q, k, v, written, lse)
     state = random_bits(philox, given.p_dropout, query)
     plan.launch(q, k, v, written, lse, given._replace(philox=state) if given.p_dropout else None)
     if written is not result:
@@ -107,18 +108,18 @@ def prepare(
 
     None where copies were made, so that a plan would have to make them too.
     """
-    operands = bound.operands
-    read = [(inputs.query, operands.query), (inputs.key, operands.key), (inputs.value, operands.value)]
+    operands, mask = bound.operands, bound.given.mask
     if executed.plan is None:
         return None
     if lse is not None and is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
         return None
-    mask = bound.given.mask
-    if mask is not None:
-        read.append((inputs.attn_mask, mask))
-    for given, canonical in read:
-        if given is not canonical and given.data_ptr() != canonical.data_ptr():
-            return None
+    if (
+        _is_apart(inputs.query, operands.query)
+        or _is_apart(inputs.key, operands.key)
+        or _is_apart(inputs.value, operands.value)
+        or _is_apart(inputs.attn_mask, mask)
+    ):
+        return None
     empty_like = sys.modules["torch"].empty_like
     is_like_query = out.shape == inputs.query.shape and (
         # New memory has no gaps: with query's strides, it is as empty_like makes it.
@@ -142,6 +143,11 @@ def prepare(
             outputs.span(out),
         ),
     )
+
+
+def _is_apart(given: Any, canonical: Any) -> bool:
+    """Whether the canonical form of a given tensor is in other memory."""
+    return given is not canonical and given.data_ptr() != canonical.data_ptr()
 
 
 def _maker_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -23,7 +23,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
 from ..library.device import DeviceInfo
@@ -43,8 +43,7 @@ _MAX_OFFERS = 1024
 _MAX_PRICES = 256  # of an offer
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The kernel that runs, the CTAs that share the keys of a tile (0: it cannot split), and why it."""
 
     kernel: KernelInfo
@@ -70,7 +69,7 @@ class Offer:
     def __init__(self, library: Library, problem: Problem, family: Asked, device: DeviceInfo) -> None:
         legal = [
             (kernel, model_of(kernel, problem, device))
-            for kernel in competing(library, family, device)
+            for kernel in sorted(competing(library, family, device), key=operator.attrgetter("name"))
             if not mismatches(kernel, problem)
         ]
         self.plain = families_with_plain(kernel for kernel, _ in legal)
@@ -78,7 +77,9 @@ class Offer:
         # Behind the plain ones of its family, unless it has something to gain by splitting.
         lags = [kernel.is_general and kernel.family in self.plain for kernel, _ in legal]
         self._may_win = [
-            (*pair, lag) for pair, lag in zip(legal, lags, strict=True) if pair[0].is_split or not lag
+            (*pair, lag, _close_rows(pair[0], self.plain))
+            for pair, lag in zip(legal, lags, strict=True)
+            if pair[0].is_split or not lag
         ]
         self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
@@ -115,17 +116,19 @@ class Offer:
             self._latest = known
             return known
         packs = problem.num_heads_q > problem.num_heads_kv
+        packed_rows = problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv
+        key_heads = problem.batch * problem.num_heads_kv
         found: _Prices = sizes, [], [], []
         _, first, then, unpriced = found
-        for kernel, model, lags_behind in self._may_win:
-            has_to_split = lags_behind and not packs and not _fits_closer(kernel, problem, self.plain)
-            if has_to_split and not model.may_split(problem):
+        for kernel, model, lags_behind, close_rows in self._may_win:
+            has_to_split = lags_behind and not packs and problem.seqlen_q > close_rows
+            if has_to_split and not model.may_split(packed_rows, key_heads):
                 unpriced.append((kernel, model))
                 continue
             cycles, num_splits = model.cost(problem)
             is_first = not has_to_split or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
-        first.sort(key=_price)
+        first.sort(key=_cycles)  # those of one price stay sorted by name
         if len(self._known) >= _MAX_PRICES:
             self._known.clear()
         self._latest = self._known[sizes] = found
@@ -152,7 +155,7 @@ class Offer:
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits
 _Sizes = tuple[int | tuple[int, int] | None, ...]
 _Prices = tuple[_Sizes, list[_Priced], list[_Priced], list[tuple[KernelInfo, Model]]]
-_price = operator.itemgetter(0, 1)
+_cycles, _price = operator.itemgetter(0), operator.itemgetter(0, 1)
 
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
@@ -164,10 +167,12 @@ def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
     return found
 
 
-def _fits_closer(kernel: KernelInfo, problem: Problem, plain: Mapping[Family, int]) -> bool:
-    """Whether a tile of a split kernel holds all rows of a head and is less than half of any plain one."""
+def _close_rows(kernel: KernelInfo, plain: Mapping[Family, int]) -> int:
+    """The most rows of a head for which a tile of a split kernel is close, less than half of any plain one;
+    0 for tiles that are no smaller.
+    """
     block_m = kernel.block_m
-    return kernel.is_split and problem.seqlen_q <= block_m and 2 * block_m < plain.get(kernel.family, 0)
+    return block_m if kernel.is_split and 2 * block_m < plain.get(kernel.family, 0) else 0
 
 
 _offers: dict[tuple[Library, Asked, DeviceInfo, Kind], Offer] = {}
@@ -202,7 +207,7 @@ def order(
     Those have plain kernels in the ranking. What has a gain from splitting is not behind.
     """
     gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
-    gains = gains or _fits_closer(kernel, problem, plain)
+    gains = gains or problem.seqlen_q <= _close_rows(kernel, plain)
     return kernel.is_general and kernel.family in plain and not gains, cost.cycles, kernel.name
 
 
@@ -233,12 +238,8 @@ def choose(
     if forced is None and family is Family.FMHA_FWD:
         tuned = tuned_lookup.tuned_kernel(library, problem, device)
     fastest = tuned.row.kernel if tuned is not None else None
-
-    def place(pair: tuple[KernelInfo, int]) -> tuple[bool, bool]:
-        return not has_workspace and pair[1] > 1, pair[0].name != fastest
-
     if fastest is not None or not has_workspace:
-        ranked = sorted(ranked, key=place)
+        ranked = _placed(ranked, fastest, has_workspace=has_workspace)
     for kernel, num_splits in ranked:
         num_splits = num_splits if has_workspace else min(num_splits, 1)
         if _library_refusal(library, kernel, params, num_splits) is None:
@@ -251,6 +252,17 @@ def choose(
         pool = [kernel for kernel in pool if kernel.name in forced]
         what = f"{FORCE_VARIABLE}={pattern}: none of the {len(pool)} kernels that match can run {problem}"
     raise NoKernelError(f"{what}.\n{_nearest(library, pool, problem, device, params)}")
+
+
+def _placed(
+    ranked: Iterable[tuple[KernelInfo, int]], fastest: str | None, *, has_workspace: bool
+) -> list[tuple[KernelInfo, int]]:
+    """`ranked`, the fastest kernel first; last what is fast only with a workspace, if there is none."""
+
+    def place(pair: tuple[KernelInfo, int]) -> tuple[bool, bool]:
+        return not has_workspace and pair[1] > 1, pair[0].name != fastest
+
+    return sorted(ranked, key=place)
 
 
 def choose_first(library: Library, problem: Problem, device: DeviceInfo) -> str | None:

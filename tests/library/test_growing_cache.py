@@ -1,4 +1,4 @@
-"""Key caches that grow: a new signature with every token, and the plans that all other calls use stay."""
+"""Signatures that differ in sizes, as those of tokens and prompts do: their plans are right, others stay."""
 
 from __future__ import annotations
 
@@ -218,3 +218,144 @@ def test_a_shard_whose_mask_hides_nothing_yet(forget: Callable[[], None]) -> Non
     expected = call(7)
     assert torch.equal(call(8), expected)
     assert torch.equal(call(40), expected)
+
+
+Sizes = tuple[int, int, int, int, int]  # batch, query heads, key heads, rows, keys
+SIZES: tuple[Sizes, ...] = (
+    (2, 4, 4, 33, 33), (1, 4, 4, 33, 33), (2, 4, 4, 1, 70), (2, 4, 4, 1, 71), (2, 4, 2, 1, 71),
+    (1, 1, 1, 1, 1), (2, 4, 1, 64, 7), (1, 4, 4, 200, 200), (2, 3, 3, 100, 130), (2, 4, 4, 33, 33),
+)  # fmt: skip
+_ROWS_FIRST = rand(2, 256, 4, 64, seed=1)  # [B, S, H, D]
+
+
+def _sliced(sizes: Sizes) -> list[torch.Tensor]:
+    batch, heads_q, heads_kv, rows, keys = sizes
+    return [
+        _CACHE[:batch, :heads_q, :rows],
+        2 * _CACHE[:batch, :heads_kv, :keys],
+        _CACHE.flip(2)[:batch, :heads_kv, :keys],
+    ]
+
+
+def _rows_first(sizes: Sizes) -> list[torch.Tensor]:
+    batch, heads_q, heads_kv, rows, keys = sizes
+    pairs = ((heads_q, rows), (heads_kv, keys), (heads_kv, keys))
+    tensors = [_ROWS_FIRST[:batch, :length, :heads].contiguous() for heads, length in pairs]
+    return [tensor.transpose(1, 2) for tensor in tensors]
+
+
+def _of_one_projection(sizes: Sizes) -> list[torch.Tensor]:
+    batch, heads_q, heads_kv, rows, keys = sizes
+    tensors = torch.cat([_ROWS_FIRST, 2 * _ROWS_FIRST, -_ROWS_FIRST], 3).split(64, dim=3)
+    pairs = zip(tensors, ((heads_q, rows), (heads_kv, keys), (heads_kv, keys)), strict=True)
+    return [tensor[:batch, :length, :heads].transpose(1, 2) for tensor, (heads, length) in pairs]
+
+
+@pytest.mark.parametrize("make", [_sliced, _rows_first, _of_one_projection])
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+@pytest.mark.parametrize("first", [0, 3], ids=["prompt first", "token first"])
+def test_other_sizes_are_not_checked_in_full(
+    make: Callable[[Sizes], list[torch.Tensor]],
+    causal: str | None,
+    first: int,
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+        found = attention(*make(sizes), causal=causal, return_lse=True)
+        assert isinstance(found, tuple)
+        return found
+
+    expected = []
+    for sizes in SIZES:
+        forget()
+        expected.append(call(sizes))
+    forget()
+    call(SIZES[first])
+    monkeypatch.setattr(calls, "_run_in_full", None)
+    for _ in range(2):  # made from another call, and known
+        for sizes, results in zip(SIZES, expected, strict=True):
+            for result, part in zip(call(sizes), results, strict=True):
+                assert torch.equal(result, part)
+                assert result.stride() == part.stride()
+
+
+def test_sizes_that_do_not_agree_are_broadcast_or_refused(forget: Callable[[], None]) -> None:
+    def part(batch: int, heads: int, rows: int, head_dim: int = 64) -> torch.Tensor:
+        return _CACHE[:batch, :heads, :rows, :head_dim]
+
+    forget()
+    attention(part(2, 4, 9), part(2, 4, 9), part(2, 4, 9), enable_gqa=False)
+    refused = {
+        "batch dimensions": (part(2, 4, 9), part(2, 4, 9), _CACHE.repeat(2, 1, 1, 1)[:3, :, :9]),
+        "value has seqlen 8": (part(2, 4, 9), part(2, 4, 9), part(2, 4, 8)),
+        "key and value have 2 heads": (part(2, 4, 9), part(2, 2, 9), part(2, 2, 9)),
+        "key has 4 heads": (part(2, 4, 9), part(2, 4, 9), part(2, 2, 9)),
+        "key has head_dim 32": (part(2, 4, 9), part(2, 4, 9, 32), part(2, 4, 9)),
+    }
+    for message, tensors in refused.items():
+        with pytest.raises(ArgumentError, match=message):
+            attention(*tensors, enable_gqa=False)
+    whole = attention(part(2, 4, 9), part(2, 1, 9), part(2, 1, 9), enable_gqa=True)
+    assert torch.equal(attention(part(2, 4, 9), part(2, 1, 9), part(2, 1, 9), enable_gqa=False), whole)
+    one = attention(part(2, 4, 9), part(1, 4, 9).expand(2, -1, -1, -1), part(1, 4, 9).expand(2, -1, -1, -1))
+    assert torch.equal(attention(part(2, 4, 9), part(1, 4, 9), part(1, 4, 9), enable_gqa=False), one)
+    for empty in ((0, 4, 9), (2, 0, 9), (2, 4, 0)):
+        assert attention(part(*empty), part(*empty), part(*empty), enable_gqa=False).shape == (*empty, 64)
+    assert torch.equal(
+        attention(part(2, 4, 9), part(2, 4, 0), part(2, 4, 0), enable_gqa=False),
+        torch.zeros(2, 4, 9, 64).half(),
+    )
+
+
+@pytest.mark.parametrize("batches", [slice(1), slice(None)], ids=["one batch", "all"])
+def test_queries_that_were_broadcast_before(batches: slice, forget: Callable[[], None]) -> None:
+    q, k, v = _CACHE[:1, :1, :3], 2 * _CACHE, _CACHE
+
+    def call() -> torch.Tensor:
+        heads = slice(1) if batches == slice(1) else slice(None)
+        return attention(q, k[batches, heads, :34], v[batches, heads, :34])
+
+    forget()
+    expected = call()
+    forget()
+    assert attention(q, k[:, :, :33], v[:, :, :33]).shape == (2, 4, 3, 64)
+    assert torch.equal(call(), expected)
+
+
+ODD: dict[str, Callable[[int], list[torch.Tensor]]] = {
+    "columns of other strides": lambda rows: [
+        _CACHE.mT.contiguous().mT[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]
+    ],
+    "an odd address": lambda rows: [_ODD[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]],
+    "values of another head_dim": lambda rows: [
+        _CACHE[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40, :32]
+    ],
+    "rows that share their memory": lambda rows: [
+        _CACHE[:, :, :1].expand(-1, -1, rows, -1), _CACHE[:, :, :40], _CACHE[:, :, :40]
+    ],
+    "negative": lambda rows: [_negative(_CACHE)[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]],
+}  # fmt: skip
+
+
+def _negative(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as a view with the negative bit, which begins at a multiple of 16 bytes."""
+    memory = torch.zeros(2 * tensor.numel() + 8, dtype=torch.float16)
+    view = torch.view_as_complex(memory.view(-1, 2)).conj().imag
+    negative = view.as_strided(tensor.shape, tensor.stride(), storage_offset=0)
+    assert negative.is_neg()
+    return negative.copy_(tensor)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_tensors_that_are_not_like_the_known_ones(name: str, forget: Callable[[], None]) -> None:
+    expected = []
+    for rows in LENGTHS:
+        forget()
+        expected.append(attention(*ODD[name](rows)))
+    forget()
+    for rows, result in zip(LENGTHS, expected, strict=True):
+        attention(_CACHE[:, :, : rows + 10], _CACHE[:, :, :40], _CACHE[:, :, :40])
+        found = attention(*ODD[name](rows))
+        assert torch.equal(found, result)
+        assert found.stride() == result.stride()

@@ -133,6 +133,10 @@ class FmhaFwd(Model):
         is_padded = kernel.head_dim > max(problem.head_dim, problem.head_dim_v)
         self._work = work = _work(kernel, problem, device)
         self._key_load = 4 * kernel.head_dim / _load_bytes_per_clock(kernel, problem)
+        self._is_limited = problem.is_causal or problem.window is not None
+        # At hand for `cost`, which most new sizes ask of every kernel: properties of a row take longer.
+        self._is_split, self._block_m, self._block_n = kernel.is_split, kernel.block_m, kernel.block_n
+        self._kv_groups, self._sms = kernel.kv_groups, device.sms
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = _KEYS_OF_A_PRICE
         self._resident = _resident(kernel, device)
@@ -157,28 +161,30 @@ class FmhaFwd(Model):
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
-        # CTAs of splits that an SM may have: with KV groups one keeps it busy.
-        self._most_shared = self._resident if kernel.is_split and kernel.kv_groups == 1 else 1
+        # CTAs of splits that all SMs may have: with KV groups one keeps an SM busy.
+        self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
-        kernel, round_cycles, once, sms = self.kernel, self._round, self._once, self.device.sms
-        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1  # in a tile
-        rows, block_m = problem.seqlen_q * heads, kernel.block_m
+        round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
+        heads = problem.num_heads_q // problem.num_heads_kv if self._is_split else 1  # in a tile
+        rows = problem.seqlen_q * heads
         ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
-        keys_a_round = kernel.block_n * kernel.kv_groups
-        limited_rows = rows_of_tiles(problem, block_m, heads)
-        num_splits, meeting = 0, 0.0
-        packing = self._row_cycles * min(block_m, rows)
-        if kernel.is_split:
-            block_n = kernel.block_n
-            blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-            num_splits, meeting = self._split(ctas, blocks, min(block_m, rows))
-            ctas *= num_splits
-            keys_a_round *= num_splits
+        keys_a_round = block_n * self._kv_groups
+        limited_rows = rows_of_tiles(problem, block_m, heads) if self._is_limited else None
+        used = block_m if block_m < rows else rows
+        num_splits, meeting, packing = 0, 0.0, 0.0
+        if self._is_split:
+            packing = self._row_cycles * used
+            num_splits = 1
+            if 2 * ctas <= self._most_split:
+                blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
+                num_splits, meeting = self._split(ctas, blocks, used)
+                ctas *= num_splits
+                keys_a_round *= num_splits
         if problem.seqlen_k < keys_a_round:
-            round_cycles = self._short_round(-(-problem.seqlen_k // max(num_splits, 1)))
-        share = -(-ctas // sms)  # of the busiest SM
-        resident = min(self._resident, share)
+            round_cycles = self._short_round(-(-problem.seqlen_k // (num_splits or 1)))
+        share = -(-ctas // self._sms)  # of the busiest SM
+        resident = share if share < self._resident else self._resident
         if limited_rows is None:
             mean_rounds: float = -(-problem.seqlen_k // keys_a_round)
             longest = mean_rounds * round_cycles[share if share <= self._resident else 1]
@@ -193,18 +199,15 @@ class FmhaFwd(Model):
         cycles = ends + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
-        later = share - 1 if share > resident else 0
-        crossing = later * self._row_bytes * min(block_m, rows) / _CROSSING_BYTES_PER_CLOCK
-        cycles = (
-            max(cycles, ends + longest + once[resident], ends + crossing) * self._slowdown * self._padding
-        )
+        crossing = 0.0
+        if share > resident:
+            crossing = (share - 1) * self._row_bytes * used / _CROSSING_BYTES_PER_CLOCK
+        cycles = max(cycles, ends + longest + once[resident], ends + crossing)
+        cycles *= self._slowdown * self._padding
         return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
-    def may_split(self, problem: Problem) -> bool:
-        kernel = self.kernel
-        rows = problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv
-        tiles = -(-rows // kernel.block_m) * problem.batch * problem.num_heads_kv
-        return kernel.is_split and 2 * tiles <= self.device.sms * self._most_shared
+    def may_split(self, rows: int, heads: int) -> bool:
+        return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._most_split
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
@@ -260,8 +263,8 @@ class FmhaFwd(Model):
 
         Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
         """
-        groups, sms = self.kernel.kv_groups, self.device.sms
-        most = min(sms * self._most_shared // tiles, blocks // groups, _MAX_SPLITS)
+        groups, sms = self._kv_groups, self._sms
+        most = min(self._most_split // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > _MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)

@@ -69,8 +69,11 @@ class Model(ABC):
     def cost(self, problem: Problem) -> tuple[float, int]:
         """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
 
-    def may_split(self, problem: Problem) -> bool:
-        """False where `cost` answers that no CTAs share a tile: asked first, for it takes less time."""
+    def may_split(self, rows: int, heads: int) -> bool:
+        """False where `cost` answers that no CTAs share a tile: asked first, for it takes less time.
+
+        `heads` are the key heads of all batches, `rows` those of all query heads of one of them.
+        """
         return False
 
     @abstractmethod
