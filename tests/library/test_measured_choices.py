@@ -2,7 +2,7 @@
 
 Random problems on an H200 (2026-11-23, float16, graph replays). Each has the kernel that was chosen with its
 time, and kernels that took less. Only the family that was measured takes part. Then every eighth problem of
-four runs, with the times of all kernels that the model held possible, of both families; and the general
+five runs, with the times of all kernels that the model held possible, of both families; and the general
 kernels of both on the problems of `benchmarks.compare_kernels`.
 """
 
@@ -99,8 +99,9 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     [
         ("2026-11-24-h200-f16-random", 55, 1.01, 1.2),
         ("2026-11-25-h200-f16-random", 23, 1.02, 1.25),
-        ("2026-11-25-h100-f16-random", 42, 1.015, 1.2),
+        ("2026-11-25-h100-f16-random", 29, 1.025, 1.31),
         ("2026-11-25-h100-f16-random-second", 60, 1.003, 1.05),
+        ("2026-11-25-h100-f16-random-third", 20, 1.01, 1.14),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -126,7 +127,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
 
 
 def test_little_is_lost_where_queries_or_keys_are_few() -> None:
-    """34 problems on which random runs had lost most or that are near them, every kernel with several splits.
+    """42 problems on which random runs had lost most or that are near them, every kernel with several splits.
 
     Causal masks are numbered: 1 is top left, 2 bottom right.
     """
@@ -149,7 +150,7 @@ def test_little_is_lost_where_queries_or_keys_are_few() -> None:
         nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
         best = min(min(by_splits.values()) for by_splits in times.values())
         regrets[str(row["problem"])] = times[chosen.name][nearest] / best
-    assert len(regrets) == 34
+    assert len(regrets) == 42
     assert statistics.geometric_mean(regrets.values()) < 1.055
     assert max(regrets.values()) < 1.3, max(regrets, key=regrets.__getitem__)
 

@@ -106,13 +106,15 @@ class FmhaFwdSm90(Model):
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         crossing = self._row_bytes * min(priced_rows, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
         rows = rows_of_tiles(problem, kernel.block_m, 1)
-        if rows is None:
-            tile = longest = blocks * block
+        tile = longest = blocks * block
+        if rows is not None:
+            tile = rows.all_rounds(kernel.block_n) / rows.count * block
+            longest = rows.rounds(0, kernel.block_n) * block
+        if tile == longest:
             together = self._ctas if tiles > sms * self._ctas else 1
             rounds: float = math.ceil(tiles / sms / together) * together
         else:
-            tile = rows.all_rounds(kernel.block_n) / rows.count * block
-            longest, rounds = rows.rounds(0, kernel.block_n) * block, max(tiles / sms, 1)
+            rounds = max(tiles / sms, 1)
         dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
         return LAUNCH_CYCLES + self._first + crossing + max(dealt, longest), 0
 
