@@ -27,6 +27,7 @@ from .model import LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
+_KEYS_OF_A_PRICE = 16  # with lengths
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
@@ -89,21 +90,21 @@ class FmhaFwdSm90(Model):
             self._loads = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
-        if not problem.has_lengths:
-            self.rows_of_a_price = _ROWS_OF_A_PRICE
-            self.keys_of_a_price = kernel.block_n
+        self.rows_of_a_price = _ROWS_OF_A_PRICE
+        self.keys_of_a_price = _KEYS_OF_A_PRICE if problem.has_lengths else kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, sms = self.kernel, self.device.sms
         heads = problem.batch * problem.num_heads_q
+        priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         tiles: float = ceil_div(problem.seqlen_q, kernel.block_m) * heads
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
-            tiles = (problem.seqlen_q / kernel.block_m + 0.5) * heads
-            blocks = problem.seqlen_k / kernel.block_n + 0.5
+            priced_keys = ceil_div(problem.seqlen_k, _KEYS_OF_A_PRICE) * _KEYS_OF_A_PRICE
+            tiles = (priced_rows / kernel.block_m + 0.5) * heads
+            blocks = priced_keys / kernel.block_n + 0.5
         load = min(tiles / sms, 1)
         block = max(self._block * (1 + self._full_card_loss * load), self._loads * load)
-        priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         crossing = self._row_bytes * min(priced_rows, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         tile = longest = blocks * block
