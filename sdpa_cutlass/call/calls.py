@@ -22,7 +22,7 @@ from ..problem import Causal
 from . import array_calls, call_table, growing, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Form, Inputs, Options, Result
 from .binding import bind
-from .extras import Extras
+from .extras import Extras, refuse_causal_bias
 from .operands import Layout
 from .plan_cache import Plans, Signature, launch, require_data, signature_of
 from .planning import Prepared, execute, prepare, random_bits
@@ -348,6 +348,7 @@ def _run_in_full(
         return _differentiable(options, inputs)
     options = torch_inputs.with_flags(options)
     if not torch_inputs.are_plain_tensors(inputs):
+        refuse_causal_bias(inputs.attn_mask)
         given = _read(inputs)
         if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
             if inputs.form is Form.PADDED and not has_torch():

@@ -71,11 +71,7 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
     Raises ArgumentTypeError or ArgumentError; UnsupportedError when it requires grad.
     """
     mask = as_tensor("attn_mask", attn_mask)
-    if _is_causal_bias(mask):
-        raise ArgumentTypeError(
-            "attn_mask is a CausalBias, which has no elements; allowed is a tensor, or causal='top_left' or "
-            "'bottom_right'"
-        )
+    refuse_causal_bias(mask)
     if str(mask.layout) != "torch.strided":
         raise ArgumentTypeError(f"attn_mask has layout {mask.layout}; allowed is torch.strided")
     if dtype_name(mask) not in MASK_TYPES:
@@ -166,6 +162,15 @@ def causal_bias(attn_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Causa
             f"have {lengths[0]} and {lengths[1]}"
         )
     return Causal.TOP_LEFT if attn_mask.variant.name == "UPPER_LEFT" else Causal.BOTTOM_RIGHT
+
+
+def refuse_causal_bias(attn_mask: object) -> None:
+    """Raises ArgumentTypeError for torch's CausalBias. That of torch 2.4 answers no other question."""
+    if _is_causal_bias(attn_mask):
+        raise ArgumentTypeError(
+            "attn_mask is a CausalBias, which has no elements; allowed is a tensor, or causal='top_left' or "
+            "'bottom_right'"
+        )
 
 
 def _is_causal_bias(attn_mask: Any) -> bool:

@@ -63,11 +63,8 @@ def resolved(inputs: Inputs) -> Inputs:
     """`inputs` itself, or with copies in place of views that have the negative bit."""
     negative = {}
     for name, value in zip(Inputs._fields, inputs, strict=True):
-        try:
-            if value is not None and name != "out" and is_tensor(value) and value.is_neg():
-                negative[name] = value.resolve_neg()
-        except NotImplementedError:  # torch 2.4's CausalBias, which is refused later
-            continue
+        if value is not None and name != "out" and is_tensor(value) and value.is_neg():
+            negative[name] = value.resolve_neg()
     return inputs._replace(**negative) if negative else inputs
 
 
