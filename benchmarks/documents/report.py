@@ -15,6 +15,7 @@ document is typed by hand. A block without files says that there are no results 
     front  front_picture                               the README's
     summary  masks_summary  naive_line                 short, for the page of performance
     tables  masks  decode  wall  naive                 every problem of every file
+    random                                             a line for each run of random problems
     goals                                              what the project wants, next to what files say
     agreement                                          files of the same problems, against each other
     predictions  prediction_goal  model_quality        what the cost models say, and how well they did

@@ -18,10 +18,20 @@ from benchmarks.documents import (
     model_quality,
     naive_tables,
     prediction_tables,
+    random_tables,
     short_tables,
 )
 from benchmarks.documents.naive_tables import NAIVE
-from sdpa_cutlass.cli import bench_plots, decode_tables, mask_tables, plots, summary, tables, wall_tables
+from sdpa_cutlass.cli import (
+    bench_plots,
+    decode_tables,
+    mask_tables,
+    plots,
+    random_suite,
+    summary,
+    tables,
+    wall_tables,
+)
 from sdpa_cutlass.cli.results import Results, Row
 from sdpa_cutlass.cli.suites import MASK_SUITES
 from sdpa_cutlass.cli.summary import compare
@@ -158,6 +168,15 @@ def _model_quality(sources: Sequence[Source], files: Sequence[str]) -> str:
     return "\n\n".join(["\n".join(lines), _origin(files)])
 
 
+def _random(sources: Sequence[Source], files: Sequence[str]) -> str:
+    """A line for each run of random problems, with its file."""
+    runs = {
+        f"[{source.results.env['command']['seed']}]({name})": source.results
+        for source, name in zip(sources, files, strict=True)
+    }
+    return "\n".join(random_tables.table(runs))
+
+
 def _has_masks(row: Row) -> bool:
     return row.suite in MASK_SUITES
 
@@ -212,6 +231,7 @@ SECTIONS = {
     "wall": Section(_wall, _is_of(wall_tables.SUITE)),
     "naive": Section(functools.partial(_naive, with_table=True), _is_compared_with_naive, needs=NAIVE),
     "naive_line": Section(functools.partial(_naive, with_table=False), _is_compared_with_naive, needs=NAIVE),
+    "random": Section(_random, _is_of(random_suite.SUITE), needs="fused"),
     "goals": Section(_goals, lambda row: True),
     "agreement": Section(_agreement, lambda row: row.ok, least=2),
     "predictions": Section(_predictions, lambda row: False, least=0),

@@ -111,9 +111,7 @@ def _with_sequences(bound: Bound, inputs: Inputs, bounds: tuple[int, int] | None
     if bounds is None:
         return Bound(operands, problem, scale, given, drops_everything)
     rows, keys = min(bounds[0], problem.seqlen_q), min(bounds[1], problem.seqlen_k)
-    problem = problem.resized(
-        count - 1, problem.num_heads_q, problem.num_heads_kv, rows, keys, has_lengths=True
-    )
+    problem = dataclasses.replace(problem, batch=count - 1, seqlen_q=rows, seqlen_k=keys, has_lengths=True)
     bound = Bound(operands, problem, scale, given, drops_everything)
     return _with_empty_keys(bound) if keys == 0 else bound
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from sdpa_cutlass.call import call_table, calls, growing, plan_cache, planning
 from sdpa_cutlass.call.launch import Plan
 from sdpa_cutlass.library.abi import Library
 from sdpa_cutlass.library.registry import KernelInfo
-from sdpa_cutlass.problem import Problem
+from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 from tests.library.reference import rand
 
 HOT = 7  # keys of the signature that is used in every step
@@ -359,3 +360,21 @@ def test_tensors_that_are_not_like_the_known_ones(name: str, forget: Callable[[]
         found = attention(*ODD[name](rows))
         assert torch.equal(found, result)
         assert found.stride() == result.stride()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": Causal.BOTTOM_RIGHT},
+        {"causal": Causal.TOP_LEFT, "diagonal": 3, "window": (7, 0)},
+        {"head_dim_v": 40, "mask": MaskType.F16, "has_dropout": True, "has_lengths": True, "has_sinks": True},
+    ],
+)
+def test_a_resized_problem_keeps_everything_else(options: dict[str, Any]) -> None:
+    sizes = {"batch": 2, "num_heads_q": 8, "num_heads_kv": 4, "seqlen_q": 30, "seqlen_k": 50}
+    problem = Problem(
+        dtype=DType.BF16, **{name: 3 * size for name, size in sizes.items()}, head_dim=48, **options
+    )
+    assert problem.resized(**sizes) == dataclasses.replace(problem, **sizes)
+    assert problem.resized(**sizes) != problem

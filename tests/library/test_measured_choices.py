@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.documents import kernel_rows
+from benchmarks.documents import kernel_rows, random_tables
 from benchmarks.tiles import model
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import Estimate, estimate
 from sdpa_cutlass.choice.select import families_with_plain, order, ranking
-from sdpa_cutlass.cli import predictions, random_report, results
+from sdpa_cutlass.cli import predictions, results
 from sdpa_cutlass.cli.tuning import derive, journal
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
@@ -105,22 +105,8 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
-    """Among the kernels that were timed. A call copies dense masks in unaligned rows: those are left out."""
-    found = results.load(RESULTS / f"{run}.json")
-    rows = {
-        dataclasses.replace(random_report.case_of(row), dtype=None).name: row
-        for row in found.rows
-        if row.provider == "fused" and row.dtype == "f16"
-    }
-    kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
-    regrets = {}
-    for sample in found.env["random"]["samples"]:
-        name, times = sample["problem"], sample["times"]
-        if run.startswith("2026-11-24") and rows[name].mask == "dense" and rows[name].seqlen_k % 8:
-            continue
-        chosen = predictions.predict(map(kernels.__getitem__, times), rows[name], predictions.H200)
-        assert chosen is not None
-        regrets[name] = times[chosen.kernel.name] / min(times.values())
+    """Among the kernels that were timed."""
+    regrets = random_tables.losses(results.load(RESULTS / f"{run}.json"))
     assert len(regrets) >= samples
     assert statistics.geometric_mean(regrets.values()) < mean
     assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)

@@ -26,9 +26,8 @@ count as full. The constants were fitted to measurements on an H200 (2026-11): D
 tests/library/test_select.py lists some and holds the model within 13 %. Pieces and later ends come from
 random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting costs
 from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and
-wide kernels cost once and what few keys save, from random problems there and on an H100. Split kernels
-without KV groups were not measured. The constants of general kernels are estimates. What counts is the
-ranking: other cards enter only through their rates.
+wide kernels cost once and what few keys save, from random problems there and on an H100. The constants of
+general kernels are estimates. What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from ...problem import MaskType, Problem
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
 from .model import (
     CTA_CYCLES,
+    KEYS_OF_A_PRICE,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
     SMEM_BYTES_PER_CLOCK,
@@ -56,7 +56,6 @@ _UNALIGNED_SHARE = 0.6  # of that rate, where a row is no whole number of pieces
 _LATER_CYCLES = 1000  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 5
 _CROSSING_BYTES_PER_CLOCK = 8.3  # of Q and O, where CTAs follow each other on every SM
-_KEYS_OF_A_PRICE = 16  # divides every block_n
 _Q_FIRST_CYCLES = 1000  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.3  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
@@ -65,8 +64,8 @@ _CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
 _WIDE_CYCLES = 2300  # of a first CTA at head_dim 256, as its square: code that is met once
 _SPLIT_WIDE_CYCLES = 3000  # the same of a split kernel
 _WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
-_PACKED_CYCLES_OF_ONE = 0.2  # without KV groups
 _PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
+_PACKED_CYCLES_OF_ONE = 0.2  # the same without KV groups
 _OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
@@ -138,7 +137,7 @@ class FmhaFwd(Model):
         self._is_split, self._block_m, self._block_n = kernel.is_split, kernel.block_m, kernel.block_n
         self._kv_groups, self._sms = kernel.kv_groups, device.sms
         self.rows_of_a_price = kernel.block_m
-        self.keys_of_a_price = _KEYS_OF_A_PRICE
+        self.keys_of_a_price = KEYS_OF_A_PRICE
         self._resident = _resident(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
@@ -227,10 +226,10 @@ class FmhaFwd(Model):
 
     def _short_round(self, keys: int) -> list[float]:
         """The same as `_round`, of CTAs that have one round with so many keys: the others are not loaded."""
-        steps = -(-keys // _KEYS_OF_A_PRICE)
+        steps = -(-keys // KEYS_OF_A_PRICE)
         found = self._short_rounds.get(steps)
         if found is None:
-            missing = self.kernel.block_n * self.kernel.kv_groups - steps * _KEYS_OF_A_PRICE
+            missing = self.kernel.block_n * self.kernel.kv_groups - steps * KEYS_OF_A_PRICE
             work = replace(self._work, l2=self._work.l2 - missing * self._key_load)
             found = self._short_rounds[steps] = self._cycles_of(work)
         return found
@@ -250,7 +249,7 @@ class FmhaFwd(Model):
         """
         if share > self._resident:
             return limited_rows.rounds(0, keys_a_round) * round_cycles[1]
-        sms, count = self.device.sms, limited_rows.count
+        sms, count = self._sms, limited_rows.count
         left, cycles = limited_rows.rounds(0, keys_a_round), 0.0
         for i in range(1, share):  # left: rounds of the one that ends i-th last
             ended = limited_rows.rounds(i * sms * count // ctas, keys_a_round)

@@ -23,11 +23,10 @@ from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import Problem
 from ..visible_keys import rows_of_tiles
-from .model import LAUNCH_CYCLES, Model, ceil_div
+from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
-_KEYS_OF_A_PRICE = 16  # with lengths
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
@@ -91,7 +90,7 @@ class FmhaFwdSm90(Model):
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self.rows_of_a_price = _ROWS_OF_A_PRICE
-        self.keys_of_a_price = _KEYS_OF_A_PRICE if problem.has_lengths else kernel.block_n
+        self.keys_of_a_price = KEYS_OF_A_PRICE
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, sms = self.kernel, self.device.sms
@@ -100,7 +99,7 @@ class FmhaFwdSm90(Model):
         tiles: float = ceil_div(problem.seqlen_q, kernel.block_m) * heads
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
-            priced_keys = ceil_div(problem.seqlen_k, _KEYS_OF_A_PRICE) * _KEYS_OF_A_PRICE
+            priced_keys = ceil_div(problem.seqlen_k, KEYS_OF_A_PRICE) * KEYS_OF_A_PRICE
             tiles = (priced_rows / kernel.block_m + 0.5) * heads
             blocks = priced_keys / kernel.block_n + 0.5
         load = min(tiles / sms, 1)
@@ -111,7 +110,7 @@ class FmhaFwdSm90(Model):
         if rows is not None:
             tile = rows.all_rounds(kernel.block_n) / rows.count * block
             longest = rows.rounds(0, kernel.block_n) * block
-        if tile == longest:
+        if tile == longest:  # all are equal
             together = self._ctas if tiles > sms * self._ctas else 1
             rounds: float = math.ceil(tiles / sms / together) * together
         else:

@@ -22,6 +22,7 @@ CTA_CYCLES = 3500  # first loads, last stores
 SMEM_BYTES_PER_CLOCK = 128
 L2_BYTES_PER_CLOCK = 64
 SMEM_PER_CTA = 1024  # that a CTA takes beyond what it asks for
+KEYS_OF_A_PRICE = 16  # divides every block_n
 
 
 def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:
