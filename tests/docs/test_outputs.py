@@ -57,6 +57,23 @@ def test_outputs_are_fresh() -> None:
         pytest.skip("the library has none of the kernels that the document shows")
 
 
+def test_the_table_of_kernels_is_that_of_the_gates() -> None:
+    """Where a library has few of the kernels or none, the committed table of machine code tells."""
+    gate_rows = {}
+    for line in GATES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| fmha_fwd"):
+            kernel, registers, stack, _, smem, _, _, slots, mma, *_ = (
+                cell.strip() for cell in line.strip("|").split("|")
+            )
+            gate_rows[kernel] = registers, stack, smem, slots, mma.split(" = ")[0]
+    rows = [row for row in rows_of(DOCUMENT.read_text(encoding="utf-8")) if len(row) > 1]
+    assert rows
+    for kernel, registers, stack, smem, _, slots, mma, *_ in rows:
+        assert (registers, stack, smem, slots, mma) == gate_rows[kernel], (
+            f"{kernel}: python -m tests.docs.outputs docs/profiling.md makes it again"
+        )
+
+
 def rows_of(text: str) -> set[tuple[str, ...]]:
     """The cells of all lines that begin with a kernel's name."""
     return {tuple(line.split()) for line in text.splitlines() if line.startswith("fmha_fwd")}
