@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _plain = Plans()  # of `run`
 _general = Plans()  # of `run_general`
 _packed = Plans()  # of `run_packed`
-_latest: tuple[Plans, tuple[Any, ...], Prepared | None] = Plans(), (None,), None  # where `run` found what
+_latest: tuple[Plans, tuple[Any, ...], Prepared | None] = Plans(), (None,) * 8, None  # where `run` found what
 
 
 def run(
@@ -67,24 +67,25 @@ def run(
     is_seen = is_seen or torch_hooks.is_watching()
     if not is_seen:
         try:
-            signature = (  # growing.py reads it by place
+            signature = (  # as far as it goes, all have this order: growing.py reads them by place
+                family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
                 type(query), query.shape, query.stride(), query.dtype, query.device,
                 type(key), key.shape, key.stride(), key.dtype, key.device,
                 type(value), value.shape, value.stride(), value.dtype, value.device,
-                family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
                 None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             )  # fmt: skip
             cache, known, found = _latest  # one read: another thread may replace it at any time
-            may_be_known = cache is _plain and known[0] is type(query)
+            may_be_known = cache is _plain and known[7] is type(query)
             if may_be_known:  # what has no address may have symbolic sizes: comparing would specialise them
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
             if may_be_known and known == signature:
                 prepared = found
             else:
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-                has_memory = bool(q and k and v) and not (q | k | v) & 15
-                prepared, is_new = _find_plain(signature, query, key, value, has_memory)
-                if not is_new:
+                prepared = _plain[signature]
+                if prepared is None:
+                    prepared = _of_other_sizes(_plain, signature, query, key, value, Layout.BHSD)
+                else:
                     _latest = _plain, signature, prepared
                     is_latest = False
             if (q | k | v) & 15 or not (q and k and v) or not (out is None or out.data_ptr()):
@@ -114,20 +115,24 @@ def run(
     return out, lse, rng.NO_PHILOX
 
 
-def _find_plain(
-    signature: Signature, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_memory: bool
-) -> tuple[Prepared | None, bool]:
-    """The plan of a plain call, and whether it is a new one, made from that of a call of other sizes.
+def _of_other_sizes(
+    cache: Plans,
+    signature: Signature,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout | str | None,
+) -> Prepared | None:
+    """A plan of an unknown signature, made from that of a known call (see growing.py), which `cache` keeps.
 
-    `has_memory`: that can be loaded as it lies.
+    It is met once, perhaps: call_table.py gets to know it when it comes again.
     """
-    known = _plain[signature]
-    if known is not None or not has_memory:
-        return known, known is None
-    prepared = growing.plan_next(signature, query, key, value)
-    if prepared is not None:
-        _plain.keep(signature, prepared)
-    return prepared, True
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if not (q and k and v) or (q | k | v) & 15:
+        return None
+    prepared = growing.plan_next(signature, query, key, value, layout)
+    cache.keep(signature, prepared)
+    return prepared
 
 
 def run_general(
@@ -167,15 +172,16 @@ def run_general(
             return known_call
     signature: Signature | None = None
     prepared = None
+    is_resized = False
     is_seen = is_seen or (not is_operator and torch_hooks.is_watching())
     if not is_seen:
         try:
             signature = (
                 family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
-                type(p_dropout), p_dropout, layout, window,
                 type(query), query.shape, query.stride(), query.dtype, query.device,
                 type(key), key.shape, key.stride(), key.dtype, key.device,
                 type(value), value.shape, value.stride(), value.dtype, value.device,
+                type(p_dropout), p_dropout, layout, window,
                 None if out is None else signature_of(out),
                 None if attn_mask is None else signature_of(attn_mask),
                 None if seqlens_q is None else signature_of(seqlens_q),
@@ -183,6 +189,9 @@ def run_general(
                 None if sinks is None else signature_of(sinks),
             )  # fmt: skip
             prepared = _general[signature]
+            if prepared is None and attn_mask is None:
+                prepared = _of_other_sizes(_general, signature, query, key, value, layout)
+                is_resized = prepared is not None
             if prepared is not None:
                 require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
@@ -208,7 +217,7 @@ def run_general(
             is_seen=is_seen,
             is_operator=is_operator,
         )
-    is_new = philox is None and prepared is not call_table.latest
+    is_new = philox is None and prepared is not call_table.latest and not is_resized
     if out is not None or is_new:
         inputs = Inputs(
             query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, None, None, philox, sinks
@@ -267,18 +276,30 @@ def run_packed(
     )  # fmt: skip
     signature: Signature | None = None
     prepared = None
+    is_resized = False
     is_seen = is_seen or (not is_operator and torch_hooks.is_watching())
     if not is_seen:
         try:
             signature = (
-                options, type(scale), type(p_dropout),
-                type(max_seqlen_q), max_seqlen_q, type(max_seqlen_k), max_seqlen_k,
-                signature_of(query), signature_of(key), signature_of(value),
-                signature_of(cu_seqlens_q), signature_of(cu_seqlens_k),
+                family, causal, type(scale), scale, enable_gqa, kernel, return_lse,
+                type(query), query.shape, query.stride(), query.dtype, query.device,
+                type(key), key.shape, key.stride(), key.dtype, key.device,
+                type(value), value.shape, value.stride(), value.dtype, value.device,
+                type(p_dropout), p_dropout, window,
                 None if out is None else signature_of(out),
                 None if sinks is None else signature_of(sinks),
+                type(max_seqlen_q), type(max_seqlen_k),
+                type(cu_seqlens_q), cu_seqlens_q.dtype, cu_seqlens_q.device,
+                type(cu_seqlens_k), cu_seqlens_k.dtype, cu_seqlens_k.device,
+                (
+                    max_seqlen_q, max_seqlen_k, cu_seqlens_q.shape, cu_seqlens_q.stride(),
+                    cu_seqlens_k.shape, cu_seqlens_k.stride(),
+                ),
             )  # fmt: skip
             prepared = _packed[signature]
+            if prepared is None:
+                prepared = _of_other_sizes(_packed, signature, query, key, value, None)
+                is_resized = prepared is not None
             if prepared is not None:
                 require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
@@ -295,7 +316,7 @@ def run_packed(
     if out is not None:
         outputs.check_known_out(out, _read(inputs))
         torch_hooks.increment_version((out,))
-    if philox is None and prepared is not call_table.latest:
+    if philox is None and prepared is not call_table.latest and not is_resized:
         call_table.add(prepared, options, inputs)
     state = random_bits(philox, prepared.p_dropout, query)
     extras = Extras(
@@ -378,8 +399,8 @@ def _run_in_full(
     lse = None if executed.softmax_lse is None else operands.restore_lse(executed.softmax_lse)
     prepared = prepare(executed, inputs, bound, out, lse)
     cache.keep(signature, prepared)
-    if cache is _plain:
-        growing.keep(signature, prepared)
+    if options.window is None and inputs.attn_mask is None and inputs.out is None:
+        growing.keep(signature, prepared, None if cache is _packed else options.layout)
     return Result(out, lse, executed.philox)
 
 

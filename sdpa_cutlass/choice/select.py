@@ -76,10 +76,14 @@ class Offer:
         self.models: tuple[tuple[KernelInfo, Model], ...] = tuple(legal)
         # Behind the plain ones of its family, unless it has something to gain by splitting.
         lags = [kernel.is_general and kernel.family in self.plain for kernel, _ in legal]
+        first = [model for (_, model), lag in zip(legal, lags, strict=True) if not lag]
+        self._outclassed = [
+            (model.kernel, model) for model in first if any(other.outclasses(model) for other in first)
+        ]
         self._may_win = [
             (*pair, lag, _close_rows(pair[0], self.plain))
             for pair, lag in zip(legal, lags, strict=True)
-            if pair[0].is_split or not lag
+            if (pair[0].is_split or not lag) and pair not in self._outclassed
         ]
         self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
@@ -89,17 +93,16 @@ class Offer:
         self._known: dict[_Sizes, _Prices] = {}
 
     def ranked(self, problem: Problem) -> Iterator[tuple[KernelInfo, int]]:
-        """Every kernel with its num_splits, sorted by `order`. Those behind are priced last."""
+        """Every kernel with its num_splits, sorted by `order`. Those that cannot win are priced last."""
         _, first, then, unpriced = self._priced(problem)
-        for _, _, kernel, num_splits in first:
+        if first:
+            _, _, kernel, num_splits = first[0]
             yield kernel, num_splits
-        then = list(then)
-        for kernel, model in unpriced + self._behind:
-            cycles, num_splits = model.cost(problem)
-            then.append((cycles, kernel.name, kernel, num_splits))
-        then.sort(key=_price)
-        for _, _, kernel, num_splits in then:
-            yield kernel, num_splits
+        for cheaper, dearer in ((first[1:], self._outclassed), (then, unpriced + self._behind)):
+            prices = [(model.cost(problem), kernel) for kernel, model in dearer]
+            priced = [(cycles, kernel.name, kernel, splits) for (cycles, splits), kernel in prices]
+            for _, _, kernel, num_splits in sorted(cheaper + priced, key=_price):
+                yield kernel, num_splits
 
     def _priced(self, problem: Problem) -> _Prices:
         """What the prices are of, those that may win, sorted, those that will not after all, and of these

@@ -80,6 +80,34 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
     assert num_ranked > 200 or (family is Family.FMHA_FWD_SM90 and card is not H200)
 
 
+def test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win() -> None:
+    """Few are outclassed at head_dim 72: the kernels for 80 load rows in shorter pieces than those for 96."""
+    problem = Problem(
+        dtype=DType.F16, batch=4, num_heads_q=1, num_heads_kv=1, seqlen_q=1, seqlen_k=8599, head_dim=72,
+        has_dropout=True,
+    )  # fmt: skip
+    offer = select.offer(library(Target.HOST), problem, Family.FMHA_FWD, HOST)
+    expected = readable_rule(problem, Family.FMHA_FWD, HOST)
+    assert "_d96_" in expected[0][0]
+    assert [(row.name, splits) for row, splits in offer.ranked(problem)] == expected
+
+
+@pytest.mark.parametrize("card", [HOST, L4, H200], ids=lambda found: found.name.split()[0])
+def test_outclassed_kernels_cost_no_less(card: DeviceInfo) -> None:
+    num_outclassed = 0
+    for problem in random_problems(400, seed=5):
+        models = [
+            model for _, model in select.offer(library(Target.HOST), problem, Family.FMHA_FWD, card).models
+        ]
+        for model in models:
+            for other in models:
+                if model.outclasses(other):
+                    num_outclassed += 1
+                    # A tie of two waves may go the other way.
+                    assert other.cost(problem)[0] >= 0.98 * model.cost(problem)[0], problem
+    assert num_outclassed > 500
+
+
 @pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT], ids=str)
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("rows", [1, 16, 300])

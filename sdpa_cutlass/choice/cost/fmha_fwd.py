@@ -208,6 +208,26 @@ class FmhaFwd(Model):
     def may_split(self, rows: int, heads: int) -> bool:
         return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._most_split
 
+    def outclasses(self, other: Model) -> bool:
+        """The same tile for a larger head_dim takes as many rounds, each as long or longer.
+
+        Not where its loads are faster, of rows in longer pieces.
+        """
+        return (
+            isinstance(other, FmhaFwd)
+            and self.kernel.head_dim < other.kernel.head_dim
+            and self._tile() == other._tile()
+            and self._resident >= other._resident
+            and self._key_load <= other._key_load
+        )
+
+    def _tile(self) -> tuple[object, ...]:
+        kernel = self.kernel
+        return (
+            kernel.family, kernel.is_general, kernel.is_split,
+            kernel.block_m, kernel.block_n, kernel.kv_groups, kernel.warps,
+        )  # fmt: skip
+
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
         heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1

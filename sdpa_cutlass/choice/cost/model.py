@@ -77,6 +77,10 @@ class Model(ABC):
         """
         return False
 
+    def outclasses(self, other: Model) -> bool:
+        """Whether `other` costs no less, whatever the sizes. May say no where it does."""
+        return False
+
     @abstractmethod
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         """CTAs, and the share of the scores that they compute which is needed."""
