@@ -8,6 +8,7 @@ _MASK = "attention/mask.cuh"
 _KEY_RANGE = "attention/key_range.cuh"
 _SOFTMAX = "attention/softmax.cuh"
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
+_Q_LOAD = "fmha_fwd/q_load.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _GROUP_MERGE = "fmha_fwd/group_merge.cuh"
 _SET_PARAMS = "attention/set_params.hpp"
@@ -265,7 +266,7 @@ MATHS: tuple[Mutant, ...] = (
     # ---- scale ----
     Mutant(
         name="negate_q_skipped",
-        header=_MAINLOOP,
+        header=_Q_LOAD,
         old="    if (params.negate_q) {\n",
         new="    if (false) {\n",
         defect="a negative softmax_scale works like a positive one",
@@ -275,7 +276,7 @@ MATHS: tuple[Mutant, ...] = (
     Mutant(
         name="negate_q_skipped_groups",
         header=_MAINLOOP,
-        old="      if (params.negate_q) negate(tSrQ);\n",
+        old="      if (params.negate_q) QLoad<Traits>::negate(tSrQ);\n",
         new="",
         defect="KV groups: a negative softmax_scale works like a positive one",
         kernels=Kernels.GROUPS,
@@ -283,7 +284,7 @@ MATHS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="negate_one_of_two",
-        header=_MAINLOOP,
+        header=_Q_LOAD,
         old="pairs(i) ^= 0x80008000u;",
         new="pairs(i) ^= 0x00008000u;",
         defect="only every other element of Q changes its sign",

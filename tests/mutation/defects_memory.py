@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
+_Q_LOAD = "fmha_fwd/q_load.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
 _COPY = "fmha_fwd/tile_copy.cuh"
 _TRAITS = "fmha_fwd/kernel_traits.cuh"
@@ -71,7 +72,7 @@ MEMORY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="q_direct_reads_one_row_too_few",
-        header=_MAINLOOP,
+        header=_Q_LOAD,
         old="inside = row < sequence.seqlen_q - first_row &&",
         new="inside = row < sequence.seqlen_q - first_row - 1 &&",
         defect="KV groups: the last row of Q is not read",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _SPLIT = "fmha_fwd/split.cuh"
-_MAINLOOP = "fmha_fwd/mainloop.cuh"
+_Q_LOAD = "fmha_fwd/q_load.cuh"
 _MERGE = "fmha_fwd/group_merge.cuh"
 _KEY_SPLIT = "attention/key_split.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
@@ -42,14 +42,14 @@ SPLITS: tuple[Mutant, ...] = (
         "if (row_of(i) < sequence.seqlen_q - first_row &&",
         "if (row_of(i) < sequence.seqlen_q - first_row - 1 &&",
         "the last row of Q is not read",
-        header=_MAINLOOP,
+        header=_Q_LOAD,
     ),
     _alone(
         "ignores_a_negative_scale",
         "sign = params.negate_q ? 0x80008000u : 0u;",
         "sign = 0u;",
         "Q keeps its sign under a negative scale",
-        header=_MAINLOOP,
+        header=_Q_LOAD,
     ),
     _alone(
         "sums_of_a_lane",
