@@ -27,10 +27,14 @@ TILES: TilesByHeadDim = {
     64: tiles("m64n64_s2_w4_q64k64"),
     96: tiles("m32n64_s2_w4_q64k64"),
     128: tiles("m32n64_s2_w4_q64k64"),
+    192: tiles("m64n64_s1_w4_q64k64"),
+    256: tiles("m32n64_s1_w4_q64k32"),
 }
 
 # The sweep, in fp16, for every head_dim: as far as the rules allow.
 SWEEP_TILES = tiles(
+    "m32n64_s1_w4_q64k32",
+    "m64n64_s1_w4_q64k64",
     "m64n64_s2_w4_q64k64",
     "m32n64_s2_w4_q64k64",
     "m32n64_s2_w4_q128k32",

@@ -5,18 +5,21 @@
 //   delta = rowsum(dO ∘ O) - dLSE       M: dropout's keep mask, k = 1 - p_dropout; 1 without dropout
 //
 // The first launch makes delta and LSE in log2 units (preprocess.cuh). The second one has CTAs of two roles: those that
-// own keys make dK and dV, four multiplications a pair of tiles, those that own query rows make dQ, three. S and dP are
+// own keys make dK and dV, four multiplications a pair of tiles, those that own query rows make dQ, three. Above head_dim
+// 128 registers do not hold dK and dV at once: CTAs of one role make dK, three, of another one dV, two. S and dP are
 // computed in both: FlexAttention's split (Dong et al., "Flex Attention", 2024) of FlashAttention's backward (Dao et al.,
 // 2022). What one CTA sums it sums in float32 and in an order that the problem decides. The gradient of a bias has a third
 // launch (bias_gradient.cuh).
 //
-// Read next: mainloop.cuh (both roles), row_range.cuh, epilogue.cuh; kernel_traits.cuh has the layouts.
+// Read next: mainloop.cuh (both roles), turns_mainloop.cuh (the three above head_dim 128), row_range.cuh, epilogue.cuh;
+// kernel_traits.cuh has the layouts.
 #pragma once
 
 #include "sdpa/attention/key_range.cuh"
 #include "sdpa/fmha_bwd/epilogue.cuh"
 #include "sdpa/fmha_bwd/mainloop.cuh"
 #include "sdpa/fmha_bwd/preprocess.cuh"
+#include "sdpa/fmha_bwd/turns_mainloop.cuh"
 
 namespace sdpa::fmha_bwd {
 
@@ -25,9 +28,19 @@ struct Kernel {
   using Arch = typename Traits::Arch;
 
   SDPA_DEVICE static void run(const Params &params) {
-    const int block_idx = Arch::block_idx();
-    if (block_idx < params.num_key_tiles) {
-      run_keys(params, block_idx);
+    int block_idx = Arch::block_idx();
+    if constexpr (Traits::kSplitsKeys) {
+      if (params.dk.data != nullptr) {
+        if (block_idx < params.num_key_tiles) return run_keys<typename Traits::Keys>(params, block_idx);
+        block_idx -= params.num_key_tiles;
+      }
+      if (params.dv.data != nullptr) {
+        if (block_idx < params.num_key_tiles) return run_keys<typename Traits::Dv>(params, block_idx);
+        block_idx -= params.num_key_tiles;
+      }
+      run_rows(params, block_idx);
+    } else if (block_idx < params.num_key_tiles) {
+      run_keys<typename Traits::Keys>(params, block_idx);
     } else {
       run_rows(params, block_idx - params.num_key_tiles);
     }
@@ -35,8 +48,8 @@ struct Kernel {
 
  private:
   // Key tile 0 has the most rows under a causal mask: it comes first.
+  template <class Role>
   SDPA_DEVICE static void run_keys(const Params &params, int index) {
-    using Role = typename Traits::Keys;
     const TileScheduler &scheduler = params.key_scheduler;
     WorkTile work = params.is_causal ? scheduler.template tile<true, false, CausalOrder::kLongestFirst>(index)
                                      : scheduler.template tile<false, false, CausalOrder::kLongestFirst>(index);
@@ -47,11 +60,8 @@ struct Kernel {
     const int keys = num_keys(params, tile.bidb);
     if (first_key >= keys) return;
 
-    Tensor dk = make_accumulator<Role>();
-    Tensor dv = make_accumulator<Role>();
     char *const smem = Arch::dynamic_smem();
     const Range range = first_key < sequence.seqlen_k ? row_range<Role>(sequence, tile.block) : Range{0, 0, 0, 0};
-    if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dk, dv);
     const auto store = [&](auto &acc, float scale, int which, const TensorRef &tensor,
                            int num_cols) SDPA_INLINE_LAMBDA {
       if (tensor.data == nullptr) return;
@@ -59,8 +69,21 @@ struct Kernel {
                              sequence.first_row_k * tensor.row_stride;
       Epilogue<Role>::store(acc, scale, smem, which, tensor, offset, first_key, sequence.seqlen_k, keys, num_cols);
     };
-    store(dk, params.score_scale, 0, params.dk, params.head_dim);
-    store(dv, params.dropout.keep_scale, 1, params.dv, params.head_dim_v);
+    if constexpr (Traits::kSplitsKeys) {
+      Tensor acc = make_accumulator<Role>();  // dK or dV
+      if (range.min < range.max) TurnsMainloop<Role>::run(params, tile, sequence, range, smem, acc);
+      if constexpr (Role::kNeedsDp) {
+        store(acc, params.score_scale, 0, params.dk, params.head_dim);
+      } else {
+        store(acc, params.dropout.keep_scale, 0, params.dv, params.head_dim_v);
+      }
+    } else {
+      Tensor dk = make_accumulator<Role>();
+      Tensor dv = make_accumulator<Role>();
+      if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dk, dv);
+      store(dk, params.score_scale, 0, params.dk, params.head_dim);
+      store(dv, params.dropout.keep_scale, 1, params.dv, params.head_dim_v);
+    }
   }
 
   SDPA_DEVICE static void run_rows(const Params &params, int index) {
@@ -80,7 +103,13 @@ struct Kernel {
       const KeyRange keys = KeyRange::make<Role>(params, sequence, tile.block);
       range = {keys.n_block_min, keys.n_block_max, keys.n_block_full_min, keys.n_block_full};
     }
-    if (range.min < range.max) Mainloop<Role>::run(params, tile, sequence, range, smem, dq, dq);
+    if (range.min < range.max) {
+      if constexpr (Traits::kSplitsKeys) {
+        TurnsMainloop<Role>::run(params, tile, sequence, range, smem, dq);
+      } else {
+        Mainloop<Role>::run(params, tile, sequence, range, smem, dq, dq);
+      }
+    }
     const TensorRef &tensor = params.dq;
     const int64_t offset =
         tile.bidb * tensor.batch_stride + tile.bidh * tensor.head_stride + sequence.first_row_q * tensor.row_stride;
