@@ -216,9 +216,9 @@ BACKWARDS: tuple[Mutant, ...] = (
     _turns(
         "role_of_dv_follows_dk_always",
         _KERNEL,
-        "      if (params.dk.data != nullptr) {\n",
-        "      {\n",
-        "CTAs make dK that nobody asks for, in place of dV",
+        "const int first_dv = params.dk.data != nullptr ? params.num_key_tiles : 0;",
+        "const int first_dv = params.num_key_tiles;",
+        "CTAs make a dK that nobody asks for in place of dV",
         Check.OUTSIDE,
     ),
     _turns(

@@ -1,9 +1,9 @@
 """What a backward kernel is: `FmhaBwd`, the functions it is compiled into, and the resources of its CTA.
 
 A launch has CTAs of two roles. Those that own `block_n` keys go through query rows in steps of `block_m`;
-those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. With one stage, which is for
-head_dims above 128, those that own keys are of two roles, one for dK and one for dV. The C++ headers compute
-shared memory by themselves; each generated unit asserts that both agree.
+those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. Of a kernel with one stage,
+those that own keys have two roles: some make dK, the others dV. The C++ headers compute shared memory by
+themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations

@@ -58,7 +58,6 @@ struct RoleTraits {
   static_assert(kOwn % (16 * kNWarps) == 0, "a warp's MMA covers 16 rows of what is owned");
   static_assert(kStream % 16 == 0 && kHeadDim % 16 == 0, "operands come in steps of 16");
   static_assert(kPaddedRows % kBlockM == 0, "tiles of rows read whole vectors of row statistics");
-  static_assert(kStages >= 2 || kRole != Role::kKeys, "the next tiles load while these are multiplied");
   static_assert(kBlockN % 32 == 0 && kBlockM % 16 == 0, "dropout goes by blocks of 16 rows and 32 keys");
   static_assert(sizeof(Element) == 2);
 
@@ -118,12 +117,13 @@ struct KernelTraits {
   static constexpr bool kHasMask = kHasMask_;        // may have one: a launch need not
   static constexpr bool kSplitsKeys = kStages == 1;  // dK and dV have CTAs of their own
 
-  using Keys = RoleTraits<KernelTraits, kSplitsKeys ? Role::kDk : Role::kKeys>;  // the one of dK, or of both
-  using Dv = RoleTraits<KernelTraits, kSplitsKeys ? Role::kDv : Role::kKeys>;    // the one of dV
+  using Keys = RoleTraits<KernelTraits, Role::kKeys>;
+  using Dk = RoleTraits<KernelTraits, Role::kDk>;  // this and the next one in place of Keys, with kSplitsKeys
+  using Dv = RoleTraits<KernelTraits, Role::kDv>;
   using Rows = RoleTraits<KernelTraits, Role::kRows>;
 
-  // All roles are in one launch; that of dV alone needs less than that of dK.
-  static constexpr int kSmemBytes = Keys::kSmemBytes > Rows::kSmemBytes ? Keys::kSmemBytes : Rows::kSmemBytes;
+  // All roles are in one launch. That of dK takes as much as that of dK and dV, and more than that of dV.
+  static constexpr int kSmemBytes = Dk::kSmemBytes > Rows::kSmemBytes ? Dk::kSmemBytes : Rows::kSmemBytes;
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
 };
 

@@ -69,6 +69,7 @@ struct TurnsMainloop {
     };
     // B0 and its row statistics, or B1.
     const auto load_b = [&](int which, int head, int block) SDPA_INLINE_LAMBDA {
+      const int tid = Arch::thread_idx_again();  // the loop needs the registers: addresses are computed again
       const TensorRef &tensor = kOwnsKeys ? (which == 0 ? params.q : params.dout) : (which == 0 ? params.k : params.v);
       const fmha_fwd::TileCopy<Traits, kStream> copy(base(tensor, stream_head + head, stream_row), stream_length,
                                                      tensor.row_stride, tid);
