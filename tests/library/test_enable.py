@@ -190,7 +190,7 @@ def test_log_fallbacks_warns_once_for_each_reason(caplog: pytest.LogCaptureFixtu
     with sdpa_cutlass.enabled(devices=["cpu"], log_fallbacks=True):
         for _ in range(3):
             F.scaled_dot_product_attention(Q.float(), Q.float(), Q.float())
-            F.scaled_dot_product_attention(*(half(1, 2, 9, 256).requires_grad_(),) * 3)
+            F.scaled_dot_product_attention(*(half(1, 2, 9, 264).requires_grad_(),) * 3)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert "dtype torch.float32" in warnings[0]

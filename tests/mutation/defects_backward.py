@@ -219,7 +219,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "const int first_dv = params.dk.data != nullptr ? params.num_key_tiles : 0;",
         "const int first_dv = params.num_key_tiles;",
         "CTAs make a dK that nobody asks for in place of dV",
-        Check.OUTSIDE,
+        Check.GUARD_PAGES,
     ),
     _turns(
         "no_barrier_before_the_first_operand",
