@@ -48,7 +48,7 @@ def main() -> None:
     cases: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {
         "float32": (q.float(), {}),
         "float32, scale": (q.float(), {"scale": 0.3}),
-        "gradients": (torch.randn(1, 1, 8, 136, device=device).half().requires_grad_(), {}),  # above 128
+        "gradients": (torch.randn(1, 1, 8, 264, device=device).half().requires_grad_(), {}),  # above 256
         "head_dim": (torch.randn(1, 1, 8, 264, device=device).half(), {}),
         "device": (q.to("meta"), {}),
         "backends named": (q, {}),

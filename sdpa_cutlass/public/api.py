@@ -53,8 +53,8 @@ def scaled_dot_product_attention(
     defaults to 1/sqrt(D). With `enable_gqa`, Hkv may be any divisor of Hq. A row that sees no key gives
     zeros. Random bits come from torch's generator of the device.
 
-    Differentiable in query, key, value and an attn_mask that is added, up to head_dim 128; the gradient of
-    that has its shape and dtype. Raises NotImplementedError for head dimensions beyond the kernels';
+    Differentiable in query, key, value and an attn_mask that is added; the gradient of that has its shape
+    and dtype. Raises NotImplementedError for head dimensions beyond the kernels';
     TypeError or ValueError, naming the argument, for anything else that is not allowed, such as attn_mask
     together with is_causal.
 

@@ -9,20 +9,34 @@ _LOOP = "fmha_bwd/mainloop.cuh"
 _RANGE = "fmha_bwd/row_range.cuh"
 _DROPOUT = "fmha_bwd/dropout.cuh"
 _KERNEL = "fmha_bwd/kernel.cuh"
+_TURNS = "fmha_bwd/turns_mainloop.cuh"
+_LAUNCH = "fmha_bwd/launch.cuh"
 _BIAS = "fmha_bwd/bias_gradient.cuh"
 _VISITS = "fmha_bwd/bias_visits.cuh"
 
 
-def _backward(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
+def _backward(
+    name: str,
+    header: str,
+    old: str,
+    new: str,
+    defect: str,
+    by: Check = Check.NUMERICS,
+    kernels: Kernels = Kernels.BACKWARD,
+) -> Mutant:
     return Mutant(
         name=f"backward_{name}",
         header=header,
         old=old,
         new=new,
         defect=defect,
-        kernels=Kernels.BACKWARD,
+        kernels=kernels,
         by=by,
     )
+
+
+def _turns(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
+    return _backward(f"turns_{name}", header, old, new, defect, by, Kernels.BACKWARD_TURNS)
 
 
 BACKWARDS: tuple[Mutant, ...] = (
@@ -189,6 +203,69 @@ BACKWARDS: tuple[Mutant, ...] = (
         "if (col < num_cols)",
         "rows behind the tensor are written",
         Check.OUTSIDE,
+    ),
+    # ---- a role for each gradient ----
+    _turns(
+        "role_of_dv_is_not_launched",
+        _LAUNCH,
+        "(p.dk != nullptr) + (p.dv != nullptr) : 1;",
+        "1 : 1;",
+        "as many CTAs are launched as if dK and dV had one role",
+        Check.OUTSIDE,
+    ),
+    _turns(
+        "role_of_dv_follows_dk_always",
+        _KERNEL,
+        "const int first_dv = params.dk.data != nullptr ? params.num_key_tiles : 0;",
+        "const int first_dv = params.num_key_tiles;",
+        "CTAs make a dK that nobody asks for in place of dV",
+        Check.GUARD_PAGES,
+    ),
+    _turns(
+        "no_barrier_before_the_first_operand",
+        _TURNS,
+        "        Arch::syncthreads();  // the first operand is visible;",
+        "        // the first operand is visible;",
+        "B1, or Q for dV, is read before other threads' copies have landed",
+        Check.RACES,
+    ),
+    _turns(
+        "no_barrier_before_dq_and_dk",
+        _TURNS,
+        "          Arch::syncthreads();  // B0 is visible; B1 was read",
+        "          // B0 is visible; B1 was read",
+        "the next B1 is loaded over this one, which others still read",
+        Check.RACES,
+    ),
+    _turns(
+        "no_barrier_before_dv",
+        _TURNS,
+        "          Arch::syncthreads();  // B1 is visible; B0 was read",
+        "          // B1 is visible; B0 was read",
+        "the next Q is loaded over this one, which others still read",
+        Check.RACES,
+    ),
+    _turns(
+        "next_head_is_missed",
+        _TURNS,
+        "is_last ? head + 1 : head,",
+        "head,",
+        "the first tile of a query head is multiplied with the last head's other operand",
+    ),
+    _turns(
+        "hidden_elements_keep_their_ds",
+        _TURNS,
+        "if (Traits::kHasMask || needs_mask) {",
+        "if (false) {",
+        "0 times a NaN of a value that the row does not see",
+        Check.IDENTITIES,
+    ),
+    _turns(
+        "dropout_is_left_out",
+        _TURNS,
+        "values(i) = keep(i) ? values(i) : 0.f;",
+        "values(i) = values(i);",
+        "dropped elements have a dP, and add to dV",
     ),
     # ---- the gradient of a bias ----
     _backward(

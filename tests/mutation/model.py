@@ -42,6 +42,8 @@ class Kernels(Enum):
     """Those that merge partial results."""
     BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
     """Both roles of the gradients, and that of a bias."""
+    BACKWARD_TURNS = ("d32_m32n64_s1_w4_q64k32_f16", "d32_m32n64_s1_w4_q64k32_f16_dropout")
+    """Three roles of the gradients, a gradient each."""
     QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
     """Products of bytes, and the pass that makes them."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
@@ -56,6 +58,7 @@ class Kernels(Enum):
             Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
+            Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
             Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
         }
         lead = leads.get(self, "fmha_fwd_sm89")
@@ -69,7 +72,13 @@ class Kernels(Enum):
     @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        others = (Kernels.COMBINE, Kernels.QUANTIZED, Kernels.BACKWARD, Kernels.ENGINE)
+        others = (
+            Kernels.COMBINE,
+            Kernels.QUANTIZED,
+            Kernels.BACKWARD,
+            Kernels.BACKWARD_TURNS,
+            Kernels.ENGINE,
+        )
         return not self.is_of_hopper and self not in others
 
 

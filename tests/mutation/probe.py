@@ -71,6 +71,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_bank_conflicts.py",
     ),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
+    Kernels.BACKWARD_TURNS: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.SPLIT: _OF_SPLITS,
     Kernels.SPLIT_ALONE: _OF_SPLITS,
 }

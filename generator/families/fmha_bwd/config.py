@@ -1,8 +1,9 @@
 """What a backward kernel is: `FmhaBwd`, the functions it is compiled into, and the resources of its CTA.
 
 A launch has CTAs of two roles. Those that own `block_n` keys go through query rows in steps of `block_m`;
-those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. The C++ headers compute
-shared memory by themselves; each generated unit asserts that both agree.
+those that own `dq_block_m` query rows go through keys in steps of `dq_block_n`. Of a kernel with one stage,
+those that own keys have two roles: some make dK, the others dV. The C++ headers compute shared memory by
+themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class FmhaBwdTile(Tile):
 
     dq_block_m: Annotated[int, "_q"]  # query rows that a CTA of the rows role owns
     dq_block_n: Annotated[int, "k"]  # keys of one of its steps
+
+    @property
+    def splits_keys(self) -> bool:
+        """dK and dV have CTAs of their own, so that a thread holds the sums of one of them."""
+        return self.stages == 1
 
     def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(rows owned, rows of a step) of the keys role, and of the rows role."""
@@ -69,7 +75,7 @@ class FmhaBwd(Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of the role that needs more: what is owned, and what streams by."""
+        """Dynamic shared memory of the role that needs most: what is owned, and what streams by."""
         (keys, rows), (dq_rows, dq_keys) = self.tile.sides()
         stages, row_bytes = self.tile.stages, self.head_dim * ELEMENT_BYTES
         of_keys = 2 * (keys + stages * rows) * row_bytes + stages * rows * STATISTICS_BYTES
@@ -79,7 +85,7 @@ class FmhaBwd(Kernel):
     @property
     def accumulator_registers(self) -> int:
         """Registers of a thread that hold the gradients, S and dP at once."""
-        sums = (2, 1)  # dK and dV; dQ
+        sums = (1 if self.tile.splits_keys else 2, 1)  # dK and dV, or one of them; dQ
         return max(
             ceil_div(owned, MMA_M * self.tile.warps) * (n * self.head_dim // 2 + streamed)
             for n, (owned, streamed) in zip(sums, self.tile.sides(), strict=True)

@@ -28,11 +28,6 @@ RULES: tuple[Rule[FmhaBwd], ...] = (
         lambda c: c.tile.warps <= MAX_WARPS or f"{c.tile.warps} warps are more than {MAX_WARPS}",
     ),
     Rule(
-        "stages",
-        "at least 2 stages",
-        lambda c: c.tile.stages >= 2 or f"stages {c.tile.stages} is less than 2",
-    ),
-    Rule(
         "owned",
         "what a CTA owns is a multiple of 16 rows for each warp",
         lambda c: (

@@ -1,7 +1,8 @@
 """What a backward kernel costs: tiles of keys and tiles of query rows, which share the SMs of one launch.
 
 A pair of tiles takes four multiplications where keys are owned and three where rows are, at half of the
-card's rate for mma.sync: they wait for shared memory, and softmax is hidden behind them. Fitted to the
+card's rate for mma.sync: they wait for shared memory, and softmax is hidden behind them. With one stage dK
+and dV have CTAs of their own, and S is computed in both: five multiplications. Fitted to the
 backward of FlashAttention's shapes at head_dim 64 and 128 (H200, 2026-11-25: twelve within 9 %, the median
 4 %); other head_dims and other cards are predictions.
 """
@@ -15,18 +16,21 @@ from ..visible_keys import rows_of_tiles
 from .model import LAUNCH_CYCLES, Model, ceil_div
 
 _KEYS_PRODUCTS = 4
+_SPLIT_KEYS_PRODUCTS = 5
 _ROWS_PRODUCTS = 3
 _PRODUCTS_SLOWDOWN = 1.95  # of mma.sync alone
 _ENDS_CYCLES = 2800  # of a CTA: first loads, last stores
 
 
 class FmhaBwd(Model):
-    """Both roles of one launch, as if their CTAs were spread evenly."""
+    """All roles of one launch, as if their CTAs were spread evenly."""
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
         product = _PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
-        self._keys = _KEYS_PRODUCTS * product  # cycles of an SM for a score
+        self._key_roles = 2 if kernel.stages == 1 else 1
+        keys_products = _KEYS_PRODUCTS if self._key_roles == 1 else _SPLIT_KEYS_PRODUCTS
+        self._keys = keys_products * product  # cycles of an SM for a score
         self._rows = _ROWS_PRODUCTS * product
         self._dq_block_m = kernel.detail("dq_block_m")
         self._dq_block_n = kernel.detail("dq_block_n")
@@ -46,7 +50,7 @@ class FmhaBwd(Model):
     def _sides(self, problem: Problem) -> tuple[int, tuple[float, float]]:
         """CTAs, and the scores that those of keys and those of rows compute."""
         kernel = self.kernel
-        key_tiles = ceil_div(problem.seqlen_k, kernel.block_n)
+        key_tiles = self._key_roles * ceil_div(problem.seqlen_k, kernel.block_n)
         row_tiles = ceil_div(problem.seqlen_q, self._dq_block_m)
         heads = problem.batch * problem.num_heads_q
         ctas = problem.batch * (key_tiles * problem.num_heads_kv + row_tiles * problem.num_heads_q)

@@ -6,9 +6,14 @@
 //   keys    K, V    kBlockN keys        Q, dO   kBlockM rows              transposed       dK, dV
 //   rows    Q, dO   kDqBlockM rows      K, V    kDqBlockN keys            as they are      dQ
 //
-// Shared memory of one CTA: | A0 | A1 | (B0 | B1) of every stage | row statistics of every stage (keys role) |
-// Warps lie along what is owned, so that S and dP become operands of the next multiplication where they are: nothing
-// but operands crosses shared memory.
+// Above head_dim 128 registers do not hold dK and dV at once: the keys role is two there, of kernels with one stage.
+//
+//   dk      K, V    kBlockN keys        Q, dO   kBlockM rows              transposed       dK
+//   dv      K       kBlockN keys        Q, dO   kBlockM rows              transposed, S    dV
+//
+// Shared memory of one CTA: | A0 | A1 | (B0 | B1) of every stage | row statistics of every stage, where keys are owned |
+// without A1 in the dv role. Warps lie along what is owned, so that S and dP become operands of the next multiplication
+// where they are: nothing but operands crosses shared memory.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -24,7 +29,7 @@ using namespace cute;
 
 inline constexpr int kMaxSmemBytes = 101376;  // of a CTA on sm_89, as in fmha_fwd
 
-enum class Role { kKeys, kRows };
+enum class Role { kKeys, kRows, kDk, kDv };
 
 // One role of a kernel, with the names that attention/ and fmha_fwd/tile_copy.cuh ask of Traits.
 template <class Kernel, Role kRole_>
@@ -33,7 +38,8 @@ struct RoleTraits {
   using Element = typename Kernel::Element;
   using Params = fmha_bwd::Params;
   static constexpr Role kRole = kRole_;
-  static constexpr bool kOwnsKeys = kRole == Role::kKeys;
+  static constexpr bool kOwnsKeys = kRole != Role::kRows;
+  static constexpr bool kNeedsDp = kRole != Role::kDv;
   static constexpr int kHeadDim = Kernel::kHeadDim;
   static constexpr int kBlockM = kOwnsKeys ? Kernel::kBlockM : Kernel::kDqBlockM;
   static constexpr int kBlockN = kOwnsKeys ? Kernel::kBlockN : Kernel::kDqBlockN;
@@ -52,7 +58,6 @@ struct RoleTraits {
   static_assert(kOwn % (16 * kNWarps) == 0, "a warp's MMA covers 16 rows of what is owned");
   static_assert(kStream % 16 == 0 && kHeadDim % 16 == 0, "operands come in steps of 16");
   static_assert(kPaddedRows % kBlockM == 0, "tiles of rows read whole vectors of row statistics");
-  static_assert(kStages >= 2, "the next tiles load while these are multiplied");
   static_assert(kBlockN % 32 == 0 && kBlockM % 16 == 0, "dropout goes by blocks of 16 rows and 32 keys");
   static_assert(sizeof(Element) == 2);
 
@@ -70,7 +75,7 @@ struct RoleTraits {
 
   static constexpr int kTileA = kOwn * kHeadDim;  // elements
   static constexpr int kTileB = kStream * kHeadDim;
-  static constexpr int kOffsetB = 2 * kTileA;
+  static constexpr int kOffsetB = (kNeedsDp ? 2 : 1) * kTileA;
   static constexpr int kStatisticsBytes = kOwnsKeys ? kStages * kStream * static_cast<int>(sizeof(float2)) : 0;
   static constexpr int kOffsetStatistics = static_cast<int>(sizeof(Element)) * (kOffsetB + 2 * kStages * kTileB);
   static constexpr int kSmemBytes = kOffsetStatistics + kStatisticsBytes;
@@ -109,13 +114,16 @@ struct KernelTraits {
   static constexpr int kDqBlockN = kDqBlockN_;
   static constexpr bool kHasDropout = kHasDropout_;
   static constexpr int kCtasPerSm = kCtasPerSm_;
-  static constexpr bool kHasMask = kHasMask_;  // may have one: a launch need not
+  static constexpr bool kHasMask = kHasMask_;        // may have one: a launch need not
+  static constexpr bool kSplitsKeys = kStages == 1;  // dK and dV have CTAs of their own
 
   using Keys = RoleTraits<KernelTraits, Role::kKeys>;
+  using Dk = RoleTraits<KernelTraits, Role::kDk>;  // this and the next one in place of Keys, with kSplitsKeys
+  using Dv = RoleTraits<KernelTraits, Role::kDv>;
   using Rows = RoleTraits<KernelTraits, Role::kRows>;
 
-  // Both roles are in one launch.
-  static constexpr int kSmemBytes = Keys::kSmemBytes > Rows::kSmemBytes ? Keys::kSmemBytes : Rows::kSmemBytes;
+  // All roles are in one launch. That of dK takes as much as that of dK and dV, and more than that of dV.
+  static constexpr int kSmemBytes = Dk::kSmemBytes > Rows::kSmemBytes ? Dk::kSmemBytes : Rows::kSmemBytes;
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
 };
 

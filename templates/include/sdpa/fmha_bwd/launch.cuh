@@ -26,6 +26,13 @@ int64_t num_key_tiles(const sdpa_bwd_params &p) {
   return num_blocks(p.forward.seqlen_k, Traits::kBlockN) * p.forward.batch * p.forward.num_heads_kv;
 }
 
+// Those of dK and dV together or, where these have roles of their own, of each that is asked for.
+template <class Traits>
+int64_t num_key_ctas(const sdpa_bwd_params &p) {
+  const int roles = Traits::kSplitsKeys ? (p.dk != nullptr) + (p.dv != nullptr) : 1;
+  return roles * num_key_tiles<Traits>(p);
+}
+
 template <class Traits>
 int64_t num_row_tiles(const sdpa_bwd_params &p) {
   if (p.dq == nullptr) return 0;
@@ -60,7 +67,7 @@ Status check(const sdpa_bwd_params &params) {
     return make_status(SDPA_INVALID_ARGUMENT, "dq, dk, dv and dbias are null; at least one has to be asked for");
   const int64_t statistics = padded_rows(p) * p.batch * p.num_heads_q / Preprocess<Traits>::kRowsPerCta;
   const int64_t ctas =
-      std::max(num_key_tiles<Traits>(params) + num_row_tiles<Traits>(params), num_bias_tiles<Traits>(params));
+      std::max(num_key_ctas<Traits>(params) + num_row_tiles<Traits>(params), num_bias_tiles<Traits>(params));
   if (ctas > INT_MAX || statistics > INT_MAX)
     return make_status(
         SDPA_NOT_SUPPORTED,
@@ -189,9 +196,9 @@ Status launch_all(const sdpa_bwd_params &p, void *stream) {
   const int64_t heads = int64_t{p.forward.batch} * p.forward.num_heads_q;
   Status status = Traits::Arch::launch(Statistics::kKernel, Traits::kFacts.name, heads * params.statistics_ctas.divisor,
                                        Traits::kThreads, /*smem_bytes=*/0, params, stream);
-  const int64_t tiles = num_key_tiles<Traits>(p) + num_row_tiles<Traits>(p);
-  if (status.ok() && tiles > 0)
-    status = Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, tiles, Traits::kThreads, Traits::kSmemBytes,
+  const int64_t ctas = num_key_ctas<Traits>(p) + num_row_tiles<Traits>(p);
+  if (status.ok() && ctas > 0)
+    status = Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, ctas, Traits::kThreads, Traits::kSmemBytes,
                                   params, stream);
   if (status.ok() && p.dbias != nullptr)
     status = Traits::Arch::launch(Bias::kKernel, Traits::kFacts.name, num_bias_tiles<Traits>(p), Traits::kThreads,

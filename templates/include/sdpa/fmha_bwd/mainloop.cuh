@@ -1,4 +1,5 @@
-// The mainloop of both roles: one tile of what is owned over the tiles of the other side.
+// The mainloop of both roles: one tile of what is owned over the tiles of the other side. Kernels with one stage, whose
+// roles are three, take turns_mainloop.cuh.
 //
 //   for every streamed tile:   S = A0 B0ᵀ,  mask,  P = exp2(S - lse_log2)
 //                              dP = A1 B1ᵀ,  dS = P ∘ (M ∘ dP - delta)          M: dropout's keep mask, or 1
@@ -8,7 +9,8 @@
 //               heads of the key head stream by, head after head, and are summed in float32 in that order.
 //   rows role   A0 = Q, A1 = dO, B0 = K, B1 = V: acc0 = dQ.
 //
-// A dense mask is added to the exponent (dense_mask.cuh), M comes from dropout.cuh. Scales are the epilogue's. B0 and B1 travel together, kStages - 1 tiles ahead, one barrier a tile.
+// A dense mask is added to the exponent (dense_mask.cuh), M comes from dropout.cuh. Scales are the epilogue's. B0 and B1
+// travel together, kStages - 1 tiles ahead, one barrier a tile.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -253,7 +255,6 @@ struct Mainloop {
     Arch::template cp_async_wait<0>();
   }
 
- private:
   // Row 0 of a head.
   SDPA_DEVICE static const float2 *statistics_of(const Params &params, int bidb, int bidh) {
     return params.statistics + (int64_t{bidb} * params.num_heads_q + bidh) * params.padded_rows;

@@ -27,7 +27,7 @@ struct Params : GeneralParams {
   int32_t heads_per_kv;
   float score_scale;  // of dq and dk: softmax_scale / p_keep
   float p_keep;
-  int32_t num_key_tiles;                // CTAs that make dk and dv; those that make dq follow
+  int32_t num_key_tiles;                // CTAs of each role that owns keys; those that make dq follow
   TileScheduler key_scheduler;          // counts tiles of keys
   cutlass::FastDivmod statistics_ctas;  // of one head, in the launch that makes the statistics
   cutlass::FastDivmod heads_q;
