@@ -1,4 +1,4 @@
-"""Masks and biases in the quantised kernels: the contract holds with them, and no bias is too large or lost."""
+"""Masks and biases in the quantised kernels: the contract holds with them, and no bias is too large."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ DTYPE_IDS = {"ids": lambda dtype: str(dtype).removeprefix("torch.")}
 ROWS, KEYS = 70, 200  # two blocks of rows of some kernels, three whole blocks of keys and a part
 
 
-def check_masked(
-    kernel: TestedKernel, case: Case, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def check_masked(kernel: TestedKernel, case: Case, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Holds the case with `mask` to the contract. Returns (out, softmax_lse)."""
     masked = dataclasses.replace(case, mask=mask)
     out, lse = run_case(kernel, masked)
@@ -124,8 +122,8 @@ def test_a_mask_that_hides_nothing_changes_no_bit(quantized_kernel: TestedKernel
 def test_only_differences_within_a_row_matter(
     quantized_kernel: TestedKernel, kind: str, shift: float
 ) -> None:
-    """The same bias for all keys of a row. One that float32 adds to a logit without a trace leaves the mean of
-    the values: those whose scales differ, too.
+    """The same bias for all keys of a row. One that float32 adds to a logit without a trace leaves the mean
+    of the values: those whose scales differ, too.
     """
     case = family_case(quantized_kernel, kind, 1, 2, 2, ROWS, KEYS)
     bias = random_bias(quantized_kernel, torch.float32, ROWS, KEYS)
@@ -148,8 +146,8 @@ def test_only_differences_within_a_row_matter(
 
 @pytest.mark.parametrize("dtype", BIAS_DTYPES, **DTYPE_IDS)
 def test_the_lowest_and_the_largest_finite_bias(quantized_kernel: TestedKernel, dtype: torch.dtype) -> None:
-    """finfo.min hides a key beside others, finfo.max all others. In a row of nothing else they are biases like
-    any other; those of bfloat16 and float32 swallow all differences, as in torch.
+    """finfo.min hides a key beside others, finfo.max all others. In a row of nothing else they are biases
+    like any other; those of bfloat16 and float32 swallow all differences, as in torch.
     """
     limits = torch.finfo(dtype)
     case = family_case(quantized_kernel, "vout", 1, 2, 2, ROWS, KEYS)
@@ -196,7 +194,7 @@ def test_the_cap_of_the_logits_is_not_the_biases(quantized_kernel: TestedKernel,
 
 @pytest.mark.parametrize("dtype", BIAS_DTYPES, **DTYPE_IDS)
 def test_a_bias_that_is_not_finite(quantized_kernel: TestedKernel, dtype: torch.dtype) -> None:
-    """NaN and inf make their row NaN where their key is seen, and no other row; behind the diagonal, nothing."""
+    """NaN and inf make their row NaN where it sees their key, and no other row; behind the diagonal, none."""
     case = Case(**random_qkv(quantized_kernel, ROWS, KEYS), causal=Causal.BOTTOM_RIGHT)
     bias = random_bias(quantized_kernel, dtype, ROWS, KEYS)
     want = run_case(quantized_kernel, dataclasses.replace(case, mask=bias))

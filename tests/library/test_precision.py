@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
 from sdpa_cutlass import (
@@ -153,10 +154,42 @@ def test_refused(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_masks_and_large_head_dims_are_refused_by_name(device: str) -> None:
-    mask = torch.ones(70, 130, dtype=torch.bool, device=device)
-    with pytest.raises(NoKernelError, match="takes no mask"):
-        attention(*inputs(device), attn_mask=mask, precision="int8")
+def masks(device: str) -> dict[str, torch.Tensor]:
+    """One of each kind, with different shapes; every row sees a key."""
+    bias = rand(2, 1, 70, 130, device=device, seed=7)
+    return {
+        "bool": bias.float() > -0.5,
+        "bias16": bias[:1],
+        "bfloat16": bias[0, 0].bfloat16(),
+        "bias32": 3 * bias.float().expand(2, 4, 70, 130),
+    }
+
+
+@pytest.mark.usefixtures("_call_path")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", masks("cpu"))
+def test_masks(device: str, kind: str, precision: Precision) -> None:
+    """In `attention`, in a second call of the same signature, in `explain`, `plan` and the operator."""
+    from sdpa_cutlass.integrations import torch_ops  # noqa: F401  registers them
+
+    tensors, mask = inputs(device), masks(device)[kind]
+    options: dict[str, Any] = {"attn_mask": mask, "causal": "bottom_right"}
+    exact, exact_lse = attention(*tensors, **options, return_lse=True)
+    options["precision"] = precision
+    out, lse = attention(*tensors, **options, return_lse=True)
+    assert 1e-3 < relative_error(out, exact) < 2e-2
+    assert (lse - exact_lse).abs().max() < 0.05
+    assert torch.equal(attention(*tensors, **options), out)
+    assert torch.equal(attention(*tensors, **options), out)
+    assert explain(*tensors, **options).choice.kernel.accuracy is precision.accuracy
+    planned = torch.empty_like(out)
+    plan(*tensors, **options).run(*tensors, planned)
+    assert torch.equal(planned, out)
+    operator = torch.ops.sdpa_cutlass.attention_forward
+    assert torch.equal(operator(*tensors, **options | {"precision": precision.value})[0], out)
+
+
+def test_large_head_dims_are_refused_by_name(device: str) -> None:
     with pytest.raises(NoKernelError, match="head_dim is at most 128"):
         attention(*inputs(device, head_dim=136), precision="int8_qk")
 
@@ -175,23 +208,57 @@ def test_calls_without_torchs_allocator_are_refused(device: str) -> None:
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")
 def test_enable_quantises_what_it_was_asked_to(device: str) -> None:
-    """Long calls without mask and dropout, counted apart; all others are exact."""
+    """Long calls without dropout, counted apart; all others are exact."""
     q, k, v = inputs(device)
     exact = attention(q, k, v)
     with sdpa_cutlass.enabled(devices=[device], precision="int8", min_seqlen=130) as usage:
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         assert (usage.served, usage.quantised) == (1, 1)
         shorter = F.scaled_dot_product_attention(q, k[:, :, :129], v[:, :, :129], enable_gqa=True)
-        masked = F.scaled_dot_product_attention(
-            q, k, v, torch.ones(70, 130, dtype=torch.bool, device=device), enable_gqa=True
-        )
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, enable_gqa=True)
         assert (usage.served, usage.quantised) == (3, 1)
     assert torch.equal(out, attention(q, k, v, precision="int8"))
     assert torch.equal(shorter, attention(q, k[:, :, :129], v[:, :, :129]))
-    assert relative_error(masked, exact) < 1e-3
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         assert torch.equal(F.scaled_dot_product_attention(q, k, v, enable_gqa=True), exact)
         assert usage.quantised == 0
+
+
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+def test_enable_quantises_calls_with_masks(device: str) -> None:
+    """Whatever the mask is that torch takes. What torch refuses, torch refuses."""
+    q, k, v = inputs(device)
+    given = {name: mask for name, mask in masks(device).items() if name != "bfloat16"}
+    with sdpa_cutlass.enabled(devices=[device], precision="int8", min_seqlen=130) as usage:
+        for count, mask in enumerate(given.values(), 1):
+            out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+            assert torch.equal(out, attention(q, k, v, attn_mask=mask, precision="int8"))
+            assert (usage.served, usage.quantised) == (count, count)
+        for bias in (causal_upper_left(70, 130), causal_lower_right(70, 130)):
+            F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+        assert torch.equal(
+            F.scaled_dot_product_attention(q, k, v, causal_lower_right(70, 130), enable_gqa=True),
+            attention(q, k, v, causal="bottom_right", precision="int8"),
+        )
+        served = (usage.served, usage.quantised)
+        assert served == (len(given) + 3, len(given) + 3)
+        with pytest.raises(RuntimeError, match="expand"):
+            F.scaled_dot_product_attention(q, k, v, given["bool"][..., :100], enable_gqa=True)
+        assert (usage.served, usage.quantised) == served
+
+
+def test_gradients_with_a_bias(device: str) -> None:
+    """Those of the exact backward kernels at a softmax_lse of 8 bits."""
+    tensors, bias = inputs(device), 3 * rand(2, 1, 70, 130, device=device, seed=7).float()
+    found = []
+    for precision in (None, "int8"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (*tensors, bias)]
+        attention(*leaves[:3], attn_mask=leaves[3], precision=precision).float().pow(2).sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for exact, quantised in zip(*found, strict=True):
+        assert exact is not None
+        assert quantised is not None
+        assert 1e-4 < relative_error(quantised, exact) < 0.1
 
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")

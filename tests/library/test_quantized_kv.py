@@ -62,6 +62,27 @@ def bytes_of(kept: QuantizedKV) -> tuple[torch.Tensor, ...]:
 
 
 @precisions
+def test_masks(device: str, precision: Precision) -> None:
+    """Boolean, and added: read in place, as any array, copied where that is better, cast by autocast."""
+    q, k, v = inputs(device)
+    bias = rand(2, 4, 70, 130, device=device, seed=5)
+    for mask in (bias > -0.3, bias, bias.float()[:, :1], bias.mT.contiguous().mT, bias[0, 0, 0]):
+        expect_the_same_bits(q, k, v, precision, attn_mask=mask, causal="bottom_right")
+    kept = quantize_kv(k, v, precision=precision)
+    lengths = int32((130, 65), device)
+    padded = quantize_kv(k, v, precision=precision, seqlens_k=lengths)
+    for found, options in ((kept, {}), (padded, {"seqlens_k": lengths})):
+        want = plain_call(q, k, v, found, attn_mask=bias, **options)
+        assert all(map(torch.equal, attention(q, found, attn_mask=bias, return_lse=True), want))
+    with torch.autocast(device, torch.float16):
+        out = attention(q.float(), kept, attn_mask=bias.float())
+    assert torch.equal(out, attention(q, kept, attn_mask=bias))
+    large = rand(70, 4, 16384, device=device, seed=6).transpose(0, 1)[..., :-1]
+    q, k, v = inputs(device, keys=16383, batch=1)
+    expect_the_same_bits(q, k, v, precision, attn_mask=large)
+
+
+@precisions
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -1,7 +1,8 @@
 """What a quantised forward kernel is: `FmhaFwdQ8`, its functions, and the resources of its CTA.
 
-A launch runs two functions: `<name>_quantize` first, which turns K and V into bytes, then the one for its kind
-of mask. The C++ headers compute shared memory by themselves; each generated unit asserts that both agree.
+A launch runs two functions: `<name>_quantize` first, which turns K and V into bytes, then the one for its
+kind of mask. The C++ headers compute shared memory by themselves; each generated unit asserts that both
+agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 // Masks that are tensors: boolean (0: the key is not seen) or a bias that is added to the scaled scores.
 //
 //   boolean   S_ij = mask_ij ? S_ij : -inf        selected: whatever an unseen key holds is gone
-//   bias      S_ij = scale · S_ij + bias_ij       natural units; the softmax's own factor is then log2(e)
+//   bias      S_ij = scale · S_ij + bias_ij       natural units; the softmax's own factor is then log2(e).
+//                                                 Quantised kernels say otherwise what is added to what
 //
 // A thread reads its own elements straight from global memory into registers, as many of them as kCapacity holds
 // before the multiplication that makes the scores, so that the latency hides under it, the rest after it. The keys of
@@ -62,7 +63,8 @@ struct DenseMask {
   // are left as they were.
   template <bool kWhole, class Scores, class Coords>
   SDPA_DEVICE bool apply(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence) {
-    return apply<kWhole>(scores, coords, first_row, first_col, sequence, [&](int, float &score, float bias)
+    return apply<kWhole>(scores, coords, first_row, first_col, sequence,
+                         [&](int, float &score, float bias)
                              SDPA_INLINE_LAMBDA { score = score * ref.scores_scale + bias; });
   }
 

@@ -5,7 +5,7 @@
 // Blocks are visited from the last to the first, as in fmha_fwd/mainloop.cuh, kStages - 1 of them ahead: one barrier a
 // block. The sums of Q̂ K̂ᵀ start at kMagicBits instead of 0, so that they are floats when they are done. With V of bytes,
 // the sums of P̂ V̂ are integers of one block: they are made for a few columns of O at a time, and each is added to O
-// with its row's weight, so no second O is needed.
+// with its row's weight, so no second O is needed. A boolean mask selects among the sums, a bias turns them into logits.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -102,7 +102,7 @@ struct Mainloop {
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
       bool is_seen = true;
       if constexpr (Traits::kHasMask) {
-        float c[kRows];  // what `add` needs
+        float c[kRows];  // for biases
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) c[i] = softmax.factor(i, k_scale);
         const auto add = [&](int i, float &score, float bias) SDPA_INLINE_LAMBDA {
@@ -116,7 +116,8 @@ struct Mainloop {
         if constexpr (Traits::kQuantizesV) {
           const int8_t *const smem_v = smem_q + Traits::kOffsetV + stage;
           // This lane's first token of every 16, whose scale may be that of all its others. Alike in all lanes.
-          const float *const v_log2 = reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
+          const float *const v_log2 =
+              reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
           const float *const v_inverse = v_log2 + kBlockN;
           float weight[kRows];
           if (!Arch::any(*v_inverse < 0.f)) {
