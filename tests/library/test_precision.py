@@ -269,17 +269,19 @@ def test_enable_refuses(device: str, options: dict[str, Any]) -> None:
 
 
 def test_quantising_has_a_price(device: str) -> None:
-    """The model: longer problems take longer, and half the key heads half the pass."""
+    """The model: longer problems take longer, fewer key heads have a shorter pass, masks add theirs."""
     row = next(row for row in rows_of(device) if row.accuracy is Accuracy.INT8 and row.head_dim == 64)
     from sdpa_cutlass.choice.cost import estimate
     from sdpa_cutlass.library.device import HOST
-    from sdpa_cutlass.problem import DType, Problem
+    from sdpa_cutlass.problem import DType, MaskType, Problem
 
-    def microseconds(seqlen: int, heads_kv: int = 8) -> float:
+    def microseconds(seqlen: int, heads_kv: int = 8, mask: MaskType | None = None) -> float:
         sizes = {"seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_q": 8, "num_heads_kv": heads_kv}
-        return estimate(row, Problem(dtype=DType.F16, batch=4, head_dim=64, **sizes), HOST).microseconds
+        problem = Problem(dtype=DType.F16, batch=4, head_dim=64, head_dim_v=64, mask=mask, **sizes)
+        return estimate(row, problem, HOST).microseconds
 
     times = [microseconds(seqlen) for seqlen in (512, 1024, 4096)]
     assert times == sorted(times)
     assert microseconds(1024, heads_kv=2) < microseconds(1024)
+    assert microseconds(1024) < microseconds(1024, mask=MaskType.BOOL) < microseconds(1024, mask=MaskType.F16)
     assert all(map(math.isfinite, times))
