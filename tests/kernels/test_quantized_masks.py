@@ -87,6 +87,12 @@ def test_with_lengths_windows_and_sinks(quantized_kernel: TestedKernel, dtype: t
         check_masked(
             quantized_kernel, case, random_mask(dtype, (2, 2, ROWS, KEYS), quantized_kernel.device, seed=seed)
         )
+    packed = Case(
+        **random_qkv(quantized_kernel, ROWS, KEYS, batch=1),
+        lengths_q=Lengths(cu_seqlens=(0, 30, 70)),
+        lengths_k=Lengths(cu_seqlens=(0, 111, 200)),
+    )
+    check_masked(quantized_kernel, packed, random_mask(dtype, (2, 2, 40, 111), quantized_kernel.device))
 
 
 @pytest.mark.parametrize("dtype", MASK_DTYPES, **DTYPE_IDS)
@@ -107,6 +113,10 @@ def test_rows_and_blocks_that_are_fully_masked(quantized_kernel: TestedKernel, d
         for row in (*range(16), ROWS - 1):
             assert (out[:, :, row] == 0).all()
             assert (lse[:, :, row] == -math.inf).all()
+    sinks = random_sinks(quantized_kernel, 2, torch.float32)
+    out, lse = check_masked(quantized_kernel, dataclasses.replace(case, sinks=sinks), mask)
+    assert (out[:, :, :16] == 0).all()
+    torch.testing.assert_close(lse[:, :, :16], sinks[:, None].expand(2, 2, 16))
 
 
 def test_a_mask_that_hides_nothing_changes_no_bit(quantized_kernel: TestedKernel) -> None:
