@@ -234,31 +234,37 @@ def test_enable_quantises_calls_with_masks(device: str) -> None:
             out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
             assert torch.equal(out, attention(q, k, v, attn_mask=mask, precision="int8"))
             assert (usage.served, usage.quantised) == (count, count)
-        for bias in (causal_upper_left(70, 130), causal_lower_right(70, 130)):
-            F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
-        assert torch.equal(
-            F.scaled_dot_product_attention(q, k, v, causal_lower_right(70, 130), enable_gqa=True),
-            attention(q, k, v, causal="bottom_right", precision="int8"),
-        )
+        for bias, causal in (
+            (causal_upper_left(70, 130), "top_left"),
+            (causal_lower_right(70, 130), "bottom_right"),
+        ):
+            out = F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+            assert torch.equal(out, attention(q, k, v, causal=causal, precision="int8"))
         served = (usage.served, usage.quantised)
-        assert served == (len(given) + 3, len(given) + 3)
-        with pytest.raises(RuntimeError, match="expand"):
-            F.scaled_dot_product_attention(q, k, v, given["bool"][..., :100], enable_gqa=True)
+        assert served == (len(given) + 2, len(given) + 2)
+        with pytest.raises(RuntimeError, match="size"):
+            F.scaled_dot_product_attention(q[:, :2], k, v, given["bool"][..., :100])
         assert (usage.served, usage.quantised) == served
 
 
-def test_gradients_with_a_bias(device: str) -> None:
-    """Those of the exact backward kernels at a softmax_lse of 8 bits."""
-    tensors, bias = inputs(device), 3 * rand(2, 1, 70, 130, device=device, seed=7).float()
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_what_requires_grad_stays_exact(device: str, has_bias: bool) -> None:
+    """Quantised kernels have no backward pass: `attention` refuses such calls, and `enable` computes them."""
+    tensors = inputs(device)
+    if has_bias:
+        tensors.append(3 * rand(2, 1, 70, 130, device=device, seed=7).float())
     found = []
     for precision in (None, "int8"):
-        leaves = [tensor.clone().requires_grad_() for tensor in (*tensors, bias)]
-        attention(*leaves[:3], attn_mask=leaves[3], precision=precision).float().pow(2).sum().backward()
-        found.append([leaf.grad for leaf in leaves])
-    for exact, quantised in zip(*found, strict=True):
-        assert exact is not None
-        assert quantised is not None
-        assert 1e-4 < relative_error(quantised, exact) < 0.1
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        with sdpa_cutlass.enabled(devices=[device], precision=precision, min_seqlen=130) as usage:
+            out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+        assert (usage.served, usage.quantised) == (1, 0)
+        out.float().pow(2).sum().backward()
+        found.append([out, *(leaf.grad for leaf in leaves)])
+    assert all(map(torch.equal, *found))
+    with pytest.raises(UnsupportedError, match="int8 has no backward pass"):
+        attention(*leaves[:3], attn_mask=leaves[3] if has_bias else None, precision="int8")
 
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")

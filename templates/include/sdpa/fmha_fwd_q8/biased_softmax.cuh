@@ -173,7 +173,7 @@ struct BiasedSoftmax : QuantizedSoftmax<Traits> {
   }
 };
 
-// What a kernel's rows are followed by.
+// The softmax of a function with these Traits.
 template <class Traits>
 using SoftmaxOf = std::conditional_t<Traits::kHasBias, BiasedSoftmax<Traits>, QuantizedSoftmax<Traits>>;
 
