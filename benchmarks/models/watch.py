@@ -89,17 +89,18 @@ def measured_heads(is_counted: Callable[[], bool]) -> Iterator[Heads]:
         def call(*tensors: Any, **options: Any) -> Any:
             out = function(*tensors, **options)
             if is_counted():
-                exact = [
-                    t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-                    for t in tensors
-                ]
-                heads.add(out, _torchs(*exact, **options))
+                exact = [_in_float64(given) for given in tensors]
+                heads.add(out, _torchs(*exact, **{name: _in_float64(x) for name, x in options.items()}))
             return out
 
         return call
 
     with replaced(watcher):
         yield heads
+
+
+def _in_float64(given: Any) -> Any:
+    return given.double() if isinstance(given, torch.Tensor) and given.is_floating_point() else given
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ def needs_dense_copy(mask: torch.Tensor) -> bool:
 
 
 def _has_aligned_rows(mask: torch.Tensor) -> bool:
-    """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of fmha_fwd/launch.cuh."""
+    """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of set_params.hpp."""
     size = mask.element_size()
     vector = min(_RUN * size, _ROW_BYTES)
     starts = (mask.stride(dim) * size for dim in range(3) if mask.shape[dim] > 1)

@@ -25,7 +25,7 @@ from ..problem import Problem
 from . import checks, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Inputs, Options, Result
 from .binding import bind
-from .extras import NO_EXTRAS, Extras
+from .extras import NO_EXTRAS, Extras, dense_copy, needs_dense_copy, refuse_causal_bias
 from .launch import library_for, make_params
 from .operands import INT32_MAX, Layout, dtype_name, loadable, padded
 from .planning import execute
@@ -323,9 +323,13 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
         )
     query = as_tensor("query", inputs.query)
     out = None if inputs.out is None else as_tensor("out", inputs.out, writable=True)
+    refuse_causal_bias(inputs.attn_mask)
+    mask = None if inputs.attn_mask is None else as_tensor("attn_mask", inputs.attn_mask)
     sinks = None if inputs.sinks is None else as_tensor("sinks", inputs.sinks)
     seqlens_q = None if inputs.seqlens_q is None else as_tensor("seqlens_q", inputs.seqlens_q)
-    if torch_inputs.needs_dispatcher({"query": query, "sinks": sinks, "out": out}, is_operator=False):
+    if torch_inputs.needs_dispatcher(
+        {"query": query, "attn_mask": mask, "sinks": sinks, "out": out}, is_operator=False
+    ):
         raise UnsupportedError(
             "query has no memory, as inside torch.func or of a FakeTensorMode, and key is a QuantizedKV, "
             "which torch does not see; call attention outside"
@@ -341,6 +345,7 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
             key=kv._like(kv.head_dim, layout),
             value=kv._like(kv.head_dim_v, layout),
             out=out,
+            attn_mask=mask,
             seqlens_q=seqlens_q,
             seqlens_k=kv._lengths,
             sinks=sinks,
@@ -355,7 +360,7 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
         )
     if out is not None:
         outputs.check_out(out, operands)
-        read = {"query": query, "seqlens_q": seqlens_q, "sinks": sinks}
+        read = {"query": query, "attn_mask": mask, "seqlens_q": seqlens_q, "sinks": sinks}
         outputs.check_no_overlap(out, {name: tensor for name, tensor in read.items() if tensor is not None})
     if problem.is_empty:
         result, lse, _, _ = execute(bound, options, out, None)
@@ -365,8 +370,10 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
         written = result
         if problem.head_dim_v != operands.head_dim_v:
             written = result.new_empty((*result.shape[:3], problem.head_dim_v))
-        q = loadable(operands.query)
-        kv._attend(problem, bound.scale, q, written, lse, bound.given, options.kernel)
+        q, given = loadable(operands.query), bound.given
+        if given.mask is not None and needs_dense_copy(given.mask):
+            given = given._replace(mask=dense_copy(given.mask))
+        kv._attend(problem, bound.scale, q, written, lse, given, options.kernel)
         if written is not result:
             result.copy_(written[..., : operands.head_dim_v])
     if out is not None:

@@ -1,8 +1,8 @@
 """Which calls `enable(precision=...)` quantises; torch_sdpa.py serves them.
 
-Nothing is quantised unless a precision was asked for, and of those calls only what has a quantised kernel: no
-mask, no dropout, head_dims up to MAX_HEAD_DIM, and at least `min_seqlen` keys. Everything else is computed
-exactly.
+Nothing is quantised unless a precision was asked for, and of those calls only what has a quantised kernel,
+with or without a mask: no dropout, head_dims up to MAX_HEAD_DIM, and at least `min_seqlen` keys. Everything
+else is computed exactly.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ def is_to_be_quantised(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
     dropout_p: float,
 ) -> bool:
     """Whether a call is one of those that were asked for and that have a quantised kernel."""
-    if attn_mask is not None or dropout_p or key.shape[-2] < quantising.min_seqlen:
+    if dropout_p or key.shape[-2] < quantising.min_seqlen:
         return False
     return max(query.shape[-1], value.shape[-1]) <= MAX_HEAD_DIM
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LaunchError, NoKernelError, SdpaError
+from ..call.extras import causal_bias
+from ..errors import LaunchError, SdpaError
 from ..library.registry import Precision
 from ..problem import Causal
 from ..public import api
@@ -52,8 +53,8 @@ def enable(
     numbers are this library's own (see dropout.py).
 
     precision: None or "exact"; or "int8_qk" or "int8", as `attention` takes it: calls of `min_seqlen` or more
-    keys whose problem has a quantised kernel then run through it, and `Usage.quantised` counts them. Others
-    are exact, as ever.
+    keys whose problem has a quantised kernel then run through it, whether they have a mask or not, and
+    `Usage.quantised` counts them. Others are exact, as ever.
 
     devices: "cuda", "cpu" or both. By default CUDA, and CPU tensors only where there is no GPU that the
     library can use: the host library is for tests and is slow.
@@ -230,9 +231,11 @@ def _replacement(patch: _Patch) -> Callable[..., torch.Tensor]:
             if (
                 reason is None
                 and quantising is not None
-                and is_to_be_quantised(quantising, query, key, value, attn_mask, dropout_p)
+                and is_to_be_quantised(quantising, query, key, value, dropout_p)
             ):
-                out = _serve_quantised(quantising.precision, query, key, value, is_causal, scale, enable_gqa)
+                out = _serve_quantised(
+                    quantising.precision, query, key, value, attn_mask, is_causal, scale, enable_gqa
+                )
                 if out is not None:
                     if not tracing:
                         count_served(is_quantised=True)
@@ -319,17 +322,24 @@ def _serve_quantised(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor | None:
-    """The quantised result as `_serve` has the exact one, or None where the library has no kernel for it."""
+    """The quantised result as `_serve` has the exact one, or None where the library refuses the call. What is
+    wrong with it, if anything, shows when it is computed exactly.
+    """
     query, key, value = as_autocast(query, key, value)
-    causal = Causal.TOP_LEFT if is_causal else None
     try:
+        bias = None if attn_mask is None else causal_bias(attn_mask, query, key)
+        causal = Causal.TOP_LEFT if is_causal else bias
         out: torch.Tensor = api.attention(
-            query, key, value, causal=causal, scale=scale, enable_gqa=enable_gqa, precision=precision
-        )
-    except NoKernelError:
+            query, key, value, attn_mask=attn_mask if bias is None else None, causal=causal, scale=scale,
+            enable_gqa=enable_gqa, precision=precision,
+        )  # fmt: skip
+    except LaunchError:
+        raise  # a failure of a kernel, not a refusal
+    except SdpaError:
         return None
     return out

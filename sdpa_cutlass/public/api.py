@@ -157,7 +157,7 @@ def attention(
         like a key whose value is 0. The softmax_lse of a row that sees no key is then the sink.
     precision: None or "exact", or what may be rounded to 8 bits on the way: "int8_qk" query and key, "int8"
         value and the weights too. Errors are about 1 %; docs/quantised.md has the bounds, and when it pays.
-        Takes no attn_mask and no dropout, and head_dims up to 128. Nothing else ever quantises.
+        Takes no dropout, and head_dims up to 128. Nothing else ever quantises.
     row_offset, key_offset: where the rows and keys of a shard begin in a longer problem: row i is row
         row_offset + i there, key j is key key_offset + j, and a causal mask "top_left" and a window count in
         those numbers. One that is not given is 0. Not with "bottom_right" or dropout.
@@ -168,7 +168,7 @@ def attention(
     out_dtype: with `accumulate` the dtype of its out; else that of query. Nothing else is computed.
 
     key may be a QuantizedKV, which has the values too: `attention(query, quantized)`, with the precision that
-    it has. No attn_mask, dropout, seqlens_k, accumulate, softmax_lse or stream then, nor a query that
+    it has. No dropout, seqlens_k, accumulate, softmax_lse or stream then, nor a query or attn_mask that
     requires grad, and torch cannot trace the call: compiled code leaves it out of its graphs.
 
     With softmax_lse or stream, and wherever torch is not installed, arrays and tensors are taken as they lie
@@ -194,9 +194,8 @@ def attention(
             causal = shard.word(causal, row_offset, key_offset)
         asked = _FUSED if precision is None else precision_of(precision)
         options = Options(asked, causal, scale, enable_gqa, kernel, return_lse, 0.0, layout, window)
-        inputs = Inputs(query, None, None, out, seqlens_q=seqlens_q, sinks=sinks)
+        inputs = Inputs(query, None, None, out, attn_mask, seqlens_q=seqlens_q, sinks=sinks)
         refused = {
-            "attn_mask": attn_mask,
             "p_dropout": None if isinstance(p_dropout, (int, float)) and p_dropout == 0 else p_dropout,
             "philox": philox,
             "seqlens_k": seqlens_k,

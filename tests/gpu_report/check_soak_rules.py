@@ -18,6 +18,7 @@ from tests.gpu_report.context import Context, check
 from tests.kernels import backward
 from tests.kernels.general import Case, Lengths, run_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
+from tests.kernels.masks import MASK_DTYPES, random_mask
 from tests.kernels.quantized_data import contract_violations
 
 _CAUSAL = st.sampled_from([None, *Causal])
@@ -29,15 +30,29 @@ _TAIL = 1.3
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedRecipe:
-    """A problem for a quantised kernel. Sizes: batch, heads, heads_kv, seqlen_q, seqlen_k."""
+    """A problem for a quantised kernel. Sizes: batch, heads, heads_kv, seqlen_q, seqlen_k.
+
+    `mask_has`: which of batch, heads and rows a mask has itself; it is broadcast over the others.
+    """
 
     kernel: KernelInfo
     sizes: tuple[int, int, int, int, int]
     kind: str
     causal: Causal | None
     lengths_k: tuple[int, ...] | None
+    mask_has: tuple[bool, bool, bool] | None
+    mask_dtype: torch.dtype
     bshd: bool
     seed: int
+
+    def mask(self, device: str) -> torch.Tensor | None:
+        """The mask, if it has one. It hides two of five keys."""
+        if self.mask_has is None:
+            return None
+        batch, heads, _, seqlen_q, seqlen_k = self.sizes
+        sizes = zip((batch, heads, seqlen_q), self.mask_has, strict=True)
+        own = [size if has else 1 for size, has in sizes]
+        return random_mask(self.mask_dtype, (*own, seqlen_k), device, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +89,8 @@ def quantised_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> QuantisedRecip
         kind=draw(st.sampled_from(FAMILIES)),
         causal=draw(_CAUSAL),
         lengths_k=draw(st.none() | lengths),
+        mask_has=draw(st.none() | st.tuples(*[st.booleans()] * 3)),
+        mask_dtype=draw(st.sampled_from(MASK_DTYPES)),
         bshd=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
@@ -127,7 +144,8 @@ def run_quantised(context: Context, recipe: QuantisedRecipe) -> None:
     kernel = _kernel(context, recipe.kernel, recipe.seed)
     tensors = family(recipe.kind, *recipe.sizes, kernel.info.head_dim, seed=recipe.seed)
     q, k, v = (tensor.to(kernel.device, kernel.dtype) for tensor in tensors)
-    case = Case(q=q, k=k, v=v, causal=recipe.causal, lengths_k=Lengths(seqlens=recipe.lengths_k))
+    lengths, mask = Lengths(seqlens=recipe.lengths_k), recipe.mask(kernel.device)
+    case = Case(q=q, k=k, v=v, causal=recipe.causal, lengths_k=lengths, mask=mask)
     out, lse = run_case(kernel, case, bshd=recipe.bshd)
     broken = contract_violations(
         recipe.kernel.accuracy, case, out, lse, is_normal=False, few_keys=True, slack=_TAIL

@@ -27,6 +27,7 @@ CAP = np.float32(0.01)
 FLAT = np.float32(4)  # largest over smallest of tokens that may share a scale
 MAGIC = np.float32(12582912.0)
 NO_KEY = np.float32(-1.7e38)
+LARGEST_BIAS = np.float32(1e38)  # what larger finite ones count as
 SLACK = np.float32(8.0)
 INVERSE_UNIT = np.float32(65536.0)
 LARGEST_P = 252.0
@@ -173,8 +174,9 @@ def attend(
     columns: int,
     has_byte_values: bool,
     to_element: type[np.float16] | None = None,
+    bias: Floats | None = None,
 ) -> tuple[Floats, Floats, int]:
-    """(out [Sq, Dv], softmax_lse [Sq], the largest P̂) of one head. `seen` [Sq, Sk].
+    """(out [Sq, Dv], softmax_lse [Sq], the largest P̂) of one head. `seen` and `bias` [Sq, Sk].
 
     `to_element` rounds P where V keeps its 16 bits; None for bfloat16.
     """
@@ -191,13 +193,18 @@ def attend(
         shift = _f32(MAGIC * factor)
         values = quantize_values(v, columns) if has_byte_values else None
         row_max = np.full(rows, NO_KEY, np.float32)
+        row_base = np.zeros(rows, np.float32)  # what row_max counts from: 0 but with biases
         row_sum = np.zeros(rows, np.float32)
         out = np.zeros((rows, v.shape[1]), np.float32)
         largest = 0
+        to_add = None if bias is None else _bias_in_log2(bias, count)
         for first in range(count - BLOCK, -1, -BLOCK):
             part = slice(first, first + BLOCK)
             c = factor[:, part]
             x = (float(MAGIC) + sums[:, part].astype(np.float64)) * c
+            if to_add is not None:  # logits from here on
+                x = _f32(sums[:, part] * c.astype(np.float64) + to_add[:, part]).astype(np.float64)
+                shift[:, part] = 0
             if values is None:
                 x = np.where(visible[:, part], x, -np.inf)
                 block_max = np.fmax.reduce(_f32(x - shift[:, part]), axis=1)
@@ -213,23 +220,40 @@ def attend(
                 continue
             log2_st, inverse = values.log2[part], values.inverse[part]
             is_flat = bool(inverse[0] < 0)
-            if is_flat:
+            offset = np.float32(np.log2(LARGEST_P) - 24)
+            if to_add is not None:
+                x = np.where(visible[:, part], x, -np.inf)
+                block_max = np.fmax(np.fmax.reduce(_f32(x), axis=1), NO_KEY)
+                x = _f32(_f32(x) - block_max[:, None])
+                of_lanes = _f32(x + log2_st)
+                reference = np.fmax(np.fmax.reduce(of_lanes, axis=1), NO_KEY)
+                excess = _f32(_f32(block_max - row_base) + _f32(reference - row_max))
+                moves = excess > SLACK
+                scale = _exp2(np.where(moves, -excess, np.float32(0)))
+                row_base, row_max = np.where(moves, block_max, row_base), np.where(moves, reference, row_max)
+                row_sum, out = _f32(row_sum * scale), _f32(out * scale[:, None])
+                weight = _exp2(np.where(moves, np.float32(0), excess))
+                if is_flat:
+                    p = _exp2(_f32(x - _f32(_f32(reference[:, None] - log2_st) - offset)))
+                else:
+                    p = _exp2(_f32(of_lanes - _f32(reference - offset)[:, None]))
+            elif is_flat:
                 logits = _f32(sums[:, part] * c.astype(np.float64) + log2_st)
             else:
                 x = _f32(x + log2_st)
                 logits = _f32(x - shift[:, part])
-            logits = np.where(visible[:, part], logits, np.float32(-np.inf))
-            x = np.where(visible[:, part], x, -np.inf)
-            reference = np.fmax(np.fmax.reduce(logits, axis=1), NO_KEY)
-            row_max, row_sum, out = _moved(row_max, row_sum, out, reference)
-            weight = _exp2(_f32(reference - row_max))
-            offset = np.float32(np.log2(LARGEST_P) - 24)
-            if is_flat:
-                less = _f32(_f32(reference[:, None] - log2_st) - offset)
-                subtrahend = _f32(float(MAGIC) * c.astype(np.float64) + less)
-            else:
-                subtrahend = _f32(_f32(reference[:, None] + shift[:, part]) - offset)
-            p = _exp2(_f32(x - subtrahend.astype(np.float64)))
+            if to_add is None:
+                logits = np.where(visible[:, part], logits, np.float32(-np.inf))
+                x = np.where(visible[:, part], x, -np.inf)
+                reference = np.fmax(np.fmax.reduce(logits, axis=1), NO_KEY)
+                row_max, row_sum, out = _moved(row_max, row_sum, out, reference)
+                weight = _exp2(_f32(reference - row_max))
+                if is_flat:
+                    less = _f32(_f32(reference[:, None] - log2_st) - offset)
+                    subtrahend = _f32(float(MAGIC) * c.astype(np.float64) + less)
+                else:
+                    subtrahend = _f32(_f32(reference[:, None] + shift[:, part]) - offset)
+                p = _exp2(_f32(x - subtrahend.astype(np.float64)))
             p_bytes = np.where(np.isnan(p), 255, np.rint(np.nan_to_num(p).astype(np.float64) * 2.0**24))
             largest = max(largest, int(p_bytes.max()))
             row_sum = _f32(row_sum + _f32((p.astype(np.float64) * np.abs(inverse)).sum(1)) * weight)
@@ -241,12 +265,20 @@ def attend(
         mean_logit = (signed.astype(np.float64) @ keys.mean[: q.shape[1]]) * abs(softmax_scale)
         is_empty = row_sum == 0
         divided = out * (out_scale / np.where(is_empty, 1, row_sum.astype(np.float64)))[:, None]
-        lse = (row_max + lse_shift + np.log2(row_sum.astype(np.float64))) * np.log(2) + mean_logit
+        lse = (row_base + row_max + lse_shift + np.log2(row_sum.astype(np.float64))) * np.log(2) + mean_logit
         return (
             _f32(np.where(is_empty[:, None], 0, divided)),
             _f32(np.where(is_empty, -np.inf, lse)),
             largest,
         )
+
+
+def _bias_in_log2(bias: Floats, keys: int) -> Floats:
+    """[Sq, keys], 0 where there is no key."""
+    is_large = np.isfinite(bias) & (np.abs(bias) > LARGEST_BIAS)
+    wide = np.zeros((bias.shape[0], keys), np.float32)
+    wide[:, : bias.shape[1]] = _f32(np.where(is_large, np.copysign(LARGEST_BIAS, bias), bias) * LOG2_E)
+    return wide
 
 
 def _moved(row_max: Floats, row_sum: Floats, out: Floats, block_max: Floats) -> tuple[Floats, Floats, Floats]:

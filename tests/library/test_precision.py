@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sdpa_cutlass
 from sdpa_cutlass import (
@@ -153,10 +154,42 @@ def test_refused(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_masks_and_large_head_dims_are_refused_by_name(device: str) -> None:
-    mask = torch.ones(70, 130, dtype=torch.bool, device=device)
-    with pytest.raises(NoKernelError, match="takes no mask"):
-        attention(*inputs(device), attn_mask=mask, precision="int8")
+def masks(device: str) -> dict[str, torch.Tensor]:
+    """One of each kind, with different shapes; every row sees a key."""
+    bias = rand(2, 1, 70, 130, device=device, seed=7)
+    return {
+        "bool": bias.float() > -0.5,
+        "bias16": bias[:1],
+        "bfloat16": bias[0, 0].bfloat16(),
+        "bias32": 3 * bias.float().expand(2, 4, 70, 130),
+    }
+
+
+@pytest.mark.usefixtures("_call_path")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", masks("cpu"))
+def test_masks(device: str, kind: str, precision: Precision) -> None:
+    """In `attention`, in a second call of the same signature, in `explain`, `plan` and the operator."""
+    from sdpa_cutlass.integrations import torch_ops  # noqa: F401  registers them
+
+    tensors, mask = inputs(device), masks(device)[kind]
+    options: dict[str, Any] = {"attn_mask": mask, "causal": "bottom_right"}
+    exact, exact_lse = attention(*tensors, **options, return_lse=True)
+    options["precision"] = precision
+    out, lse = attention(*tensors, **options, return_lse=True)
+    assert 1e-3 < relative_error(out, exact) < 2e-2
+    assert (lse - exact_lse).abs().max() < 0.05
+    assert torch.equal(attention(*tensors, **options), out)
+    assert torch.equal(attention(*tensors, **options), out)
+    assert explain(*tensors, **options).choice.kernel.accuracy is precision.accuracy
+    planned = torch.empty_like(out)
+    plan(*tensors, **options).run(*tensors, planned)
+    assert torch.equal(planned, out)
+    operator = torch.ops.sdpa_cutlass.attention_forward
+    assert torch.equal(operator(*tensors, **options | {"precision": precision.value})[0], out)
+
+
+def test_large_head_dims_are_refused_by_name(device: str) -> None:
     with pytest.raises(NoKernelError, match="head_dim is at most 128"):
         attention(*inputs(device, head_dim=136), precision="int8_qk")
 
@@ -175,23 +208,63 @@ def test_calls_without_torchs_allocator_are_refused(device: str) -> None:
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")
 def test_enable_quantises_what_it_was_asked_to(device: str) -> None:
-    """Long calls without mask and dropout, counted apart; all others are exact."""
+    """Long calls without dropout, counted apart; all others are exact."""
     q, k, v = inputs(device)
     exact = attention(q, k, v)
     with sdpa_cutlass.enabled(devices=[device], precision="int8", min_seqlen=130) as usage:
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         assert (usage.served, usage.quantised) == (1, 1)
         shorter = F.scaled_dot_product_attention(q, k[:, :, :129], v[:, :, :129], enable_gqa=True)
-        masked = F.scaled_dot_product_attention(
-            q, k, v, torch.ones(70, 130, dtype=torch.bool, device=device), enable_gqa=True
-        )
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, enable_gqa=True)
         assert (usage.served, usage.quantised) == (3, 1)
     assert torch.equal(out, attention(q, k, v, precision="int8"))
     assert torch.equal(shorter, attention(q, k[:, :, :129], v[:, :, :129]))
-    assert relative_error(masked, exact) < 1e-3
     with sdpa_cutlass.enabled(devices=[device]) as usage:
         assert torch.equal(F.scaled_dot_product_attention(q, k, v, enable_gqa=True), exact)
         assert usage.quantised == 0
+
+
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+def test_enable_quantises_calls_with_masks(device: str) -> None:
+    """Whatever the mask is that torch takes. What torch refuses, torch refuses."""
+    q, k, v = inputs(device)
+    given = {name: mask for name, mask in masks(device).items() if name != "bfloat16"}
+    with sdpa_cutlass.enabled(devices=[device], precision="int8", min_seqlen=130) as usage:
+        for count, mask in enumerate(given.values(), 1):
+            out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+            assert torch.equal(out, attention(q, k, v, attn_mask=mask, precision="int8"))
+            assert (usage.served, usage.quantised) == (count, count)
+        for bias, causal in (
+            (causal_upper_left(70, 130), "top_left"),
+            (causal_lower_right(70, 130), "bottom_right"),
+        ):
+            out = F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+            assert torch.equal(out, attention(q, k, v, causal=causal, precision="int8"))
+        served = (usage.served, usage.quantised)
+        assert served == (len(given) + 2, len(given) + 2)
+        with pytest.raises(RuntimeError, match="size"):
+            F.scaled_dot_product_attention(q[:, :2], k, v, given["bool"][..., :100])
+        assert (usage.served, usage.quantised) == served
+
+
+@pytest.mark.usefixtures("_torch_is_left_as_found")
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_what_requires_grad_stays_exact(device: str, has_bias: bool) -> None:
+    """Quantised kernels have no backward pass: `attention` refuses such calls, and `enable` computes them."""
+    tensors = inputs(device)
+    if has_bias:
+        tensors.append(3 * rand(2, 1, 70, 130, device=device, seed=7).float())
+    found = []
+    for precision in (None, "int8"):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        with sdpa_cutlass.enabled(devices=[device], precision=precision, min_seqlen=130) as usage:
+            out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+        assert (usage.served, usage.quantised) == (1, 0)
+        out.float().pow(2).sum().backward()
+        found.append([out, *(leaf.grad for leaf in leaves)])
+    assert all(map(torch.equal, *found))
+    with pytest.raises(UnsupportedError, match="int8 has no backward pass"):
+        attention(*leaves[:3], attn_mask=leaves[3] if has_bias else None, precision="int8")
 
 
 @pytest.mark.usefixtures("_torch_is_left_as_found")
@@ -202,17 +275,19 @@ def test_enable_refuses(device: str, options: dict[str, Any]) -> None:
 
 
 def test_quantising_has_a_price(device: str) -> None:
-    """The model: longer problems take longer, and half the key heads half the pass."""
+    """The model: longer problems take longer, fewer key heads have a shorter pass, masks add theirs."""
     row = next(row for row in rows_of(device) if row.accuracy is Accuracy.INT8 and row.head_dim == 64)
     from sdpa_cutlass.choice.cost import estimate
     from sdpa_cutlass.library.device import HOST
-    from sdpa_cutlass.problem import DType, Problem
+    from sdpa_cutlass.problem import DType, MaskType, Problem
 
-    def microseconds(seqlen: int, heads_kv: int = 8) -> float:
+    def microseconds(seqlen: int, heads_kv: int = 8, mask: MaskType | None = None) -> float:
         sizes = {"seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_q": 8, "num_heads_kv": heads_kv}
-        return estimate(row, Problem(dtype=DType.F16, batch=4, head_dim=64, **sizes), HOST).microseconds
+        problem = Problem(dtype=DType.F16, batch=4, head_dim=64, head_dim_v=64, mask=mask, **sizes)
+        return estimate(row, problem, HOST).microseconds
 
     times = [microseconds(seqlen) for seqlen in (512, 1024, 4096)]
     assert times == sorted(times)
     assert microseconds(1024, heads_kv=2) < microseconds(1024)
+    assert microseconds(1024) < microseconds(1024, mask=MaskType.BOOL) < microseconds(1024, mask=MaskType.F16)
     assert all(map(math.isfinite, times))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import NoKernelError, Precision, QuantizedKV, attention, kernels, plan, quantize_kv
+from sdpa_cutlass.call.extras import needs_dense_copy
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.call.quantized_memory import BLOCK, Memory, key_bytes
 from sdpa_cutlass.errors import ArgumentError
@@ -59,6 +60,28 @@ def bytes_of(kept: QuantizedKV) -> tuple[torch.Tensor, ...]:
     memory, blocks = kept._memory, -(-kept.seqlen_k // BLOCK)
     values = () if kept._values is None else (kept._values[:, :, : kept.seqlen_k],)
     return (memory.blocks[:, :blocks], memory.k_scale[:, :blocks], memory.k_mean, *values)
+
+
+@precisions
+def test_masks(device: str, precision: Precision) -> None:
+    """Boolean, and added: read in place, as any array, copied where that is better, cast by autocast."""
+    q, k, v = inputs(device)
+    bias = rand(2, 4, 70, 130, device=device, seed=5)
+    for mask in (bias > -0.3, bias, bias.float()[:, :1], bias.mT.contiguous().mT, bias[0, 0, 0]):
+        expect_the_same_bits(q, k, v, precision, attn_mask=mask, causal="bottom_right")
+    kept = quantize_kv(k, v, precision=precision)
+    lengths = int32((130, 65), device)
+    padded = quantize_kv(k, v, precision=precision, seqlens_k=lengths)
+    for found, options in ((kept, {}), (padded, {"seqlens_k": lengths})):
+        want = plain_call(q, k, v, found, attn_mask=bias, **options)
+        assert all(map(torch.equal, attention(q, found, attn_mask=bias, return_lse=True), want))
+    with torch.autocast(device, torch.float16):
+        out = attention(q.float(), kept, attn_mask=bias.float())
+    assert torch.equal(out, attention(q, kept, attn_mask=bias))
+    strided = rand(4, 4096, 70, device=device, seed=6).mT
+    assert needs_dense_copy(strided[None])
+    q, k, v = inputs(device, keys=4096, batch=1)
+    expect_the_same_bits(q, k, v, precision, attn_mask=strided)
 
 
 @precisions

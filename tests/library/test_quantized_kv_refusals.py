@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right
 
 from sdpa_cutlass import NoKernelError, attention, plan, quantize_kv
 from sdpa_cutlass.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -67,7 +68,6 @@ def test_calls_that_are_refused(device: str) -> None:
     q, k, v = inputs(device)
     kept = quantize_kv(k, v)
     for name, given in {
-        "attn_mask": torch.ones(70, 130, dtype=torch.bool, device=device),
         "p_dropout": 0.5,
         "philox": (1, 2),
         "seqlens_k": int32((1, 2), device),
@@ -94,6 +94,12 @@ def test_calls_that_are_refused(device: str) -> None:
         attention(q, quantize_kv(k[:1], v[:1]))
     with pytest.raises(ArgumentTypeError, match="value is a NoneType; allowed"):
         attention(q, k)
+    with pytest.raises(ArgumentError, match="attn_mask has shape"):
+        attention(q, kept, attn_mask=torch.ones(70, 129, dtype=torch.bool, device=device))
+    with pytest.raises(ArgumentTypeError, match="attn_mask is a CausalBias"):
+        attention(q, kept, attn_mask=causal_lower_right(70, 130))
+    with pytest.raises(UnsupportedError, match="attn_mask requires grad"):
+        attention(q, kept, attn_mask=torch.zeros(70, 130, device=device, requires_grad=True))
     for function in (attention, plan):
         with pytest.raises(ArgumentTypeError, match="key is a QuantizedKV"):
             function(q, kept, v)

@@ -8,6 +8,7 @@ _DENSE = "attention/dense_mask.cuh"
 _SEQUENCE = "attention/sequence.cuh"
 _DROPOUT = "attention/dropout.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
+_SET_PARAMS = "attention/set_params.hpp"
 _PARAMS = "attention/params.hpp"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
@@ -16,7 +17,7 @@ GENERAL: tuple[Mutant, ...] = (
     # ---- dense masks ----
     Mutant(
         name="mask_strides_swapped",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="mask.row_stride = p.mask_stride[2] * bytes;",
         new="mask.row_stride = p.mask_stride[3] * bytes;",
         defect="rows of a mask are one element apart",
@@ -43,7 +44,7 @@ GENERAL: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="mask_vectors_where_single_elements_are_due",
-        header=_LAUNCH,
+        header=_SET_PARAMS,
         old="mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0 &&",
         new="mask.is_vectorised = mask.column_stride == bytes && (all & (alignment / 2 - 1)) == 0 &&",
         defect="a misaligned mask is read in vectors",

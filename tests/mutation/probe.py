@@ -67,6 +67,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.QUANTIZED: (
         "test_quantized_model.py",
         "test_quantized.py",
+        "test_quantized_masks.py",
         "test_quantized_traps.py",
         "test_bank_conflicts.py",
     ),

@@ -1,7 +1,8 @@
-"""What a quantised forward kernel is: `FmhaFwdQ8`, its two functions, and the resources of its CTA.
+"""What a quantised forward kernel is: `FmhaFwdQ8`, its functions, and the resources of its CTA.
 
-A launch runs both functions: `<name>_quantize` first, which turns K and V into bytes, then `<name>`. The C++
-headers compute shared memory by themselves; each generated unit asserts that both agree.
+A launch runs two functions: `<name>_quantize` first, which turns K and V into bytes, then the one for its
+kind of mask. The C++ headers compute shared memory by themselves; each generated unit asserts that both
+agree.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
 from generator.core.kernel import ELEMENT_BYTES, Accuracy, DType, Function, Kernel, Op, Takes, Tile, ceil_div
+from generator.families.fmha_fwd.config import MaskKind
 
 MMA_M = 16  # query rows that one warp's mma.sync covers
 SCALE_BYTES = 4  # float32
@@ -19,6 +21,9 @@ SCALES = 2  # of a token: log2 of its scale, and the inverse
 
 # What a thread holds next to its accumulators: addresses, row statistics and scales.
 OTHER_REGISTERS = 40
+
+# What it holds of a mask, for each of its rows.
+MASK_REGISTERS = 4
 
 
 class Math(Enum):
@@ -61,15 +66,14 @@ class FmhaFwdQ8(Kernel):
     @property
     def takes(self) -> Takes:
         takes = Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.UNDROPPED
+        takes |= Takes.BOOL | Takes.BIAS16 | Takes.BIAS32
         return takes | Takes.SMALLER_HEAD_DIM | Takes.WINDOW | Takes.SINKS
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """Both belong to every launch."""
-        return (
-            Function(symbol=self.name, cpp_mask=""),
-            Function(symbol=f"{self.name}_quantize", cpp_mask=""),
-        )
+        """One for each kind of mask, no mask first; the last one makes the bytes, whatever the mask is."""
+        masked = (Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp) for kind in MaskKind)
+        return (*masked, Function(symbol=f"{self.name}_quantize", cpp_mask=MaskKind.NONE.cpp))
 
     # ---- resources of one CTA of the attention ----
 
@@ -99,6 +103,11 @@ class FmhaFwdQ8(Kernel):
     def ctas_by_registers(self) -> int:
         """CTAs per SM that registers are dealt out for: GPUs with more shared memory have room for them."""
         return self.ctas_per_sm_by["registers"]
+
+    @property
+    def masked_ctas_by_registers(self) -> int:
+        """The same for the functions that take masks."""
+        return self.ctas_of_registers(self.registers + 2 * self.mma_m * MASK_REGISTERS)
 
     @property
     def registers(self) -> int:

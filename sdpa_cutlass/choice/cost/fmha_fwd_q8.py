@@ -8,16 +8,17 @@ prediction:
     clocks a score and sub-partition = 7.5·MMA + 1.6·(other instructions) + 3.9·(shared memory)
 
 in instructions of a warp. The pass is bound by memory: 4 bytes read and 2 written for each key and column of
-K and V, or 3 in all where V keeps its 16 bits. Exact and quantised kernels never compete.
+K and V, or 3 in all where V keeps its 16 bits. A mask adds instructions to every score, whose numbers are
+estimates, and its bytes. Exact and quantised kernels never compete.
 """
 
 from __future__ import annotations
 
 from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
-from ...problem import Problem
+from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .model import CTA_CYCLES, LAUNCH_CYCLES, SMEM_PER_CTA, Model, ceil_div
+from .model import CTA_CYCLES, L2_BYTES_PER_CLOCK, LAUNCH_CYCLES, SMEM_PER_CTA, Model, ceil_div
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
 _MMA_CLOCKS = 7.5  # of an mma.sync on that SM
@@ -28,6 +29,8 @@ _LANES = 32
 _SUB_PARTITIONS = 4
 _OTHER_PER_SCORE = {Accuracy.INT8: 8.0, Accuracy.INT8_QK: 5.0}  # for a thread
 _OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O; for a score and a column
+# A selection; or what makes a number of a bias, keeps it finite and adds it to a sum that became a float.
+_MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType.F32: 8}
 _PASS_BYTES = {Accuracy.INT8: 6, Accuracy.INT8_QK: 3}  # for a key and a column
 _PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
 _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
@@ -44,10 +47,15 @@ class FmhaFwdQ8(Model):
         macs = _BYTE_MACS if is_int8 else _HALF_MACS
         mma = scores * kernel.head_dim * (1 / _BYTE_MACS + 1 / macs) * _MMA_CLOCKS * rate
         other = _OTHER_PER_SCORE[kernel.accuracy] + (_OTHER_PER_COLUMN * kernel.head_dim if is_int8 else 0)
+        mask_bytes = 0
+        if problem.mask is not None:
+            other += _MASK_PER_SCORE[problem.mask]
+            mask_bytes = scores * problem.mask.itemsize
         # ldmatrix.x4 moves 512 bytes: K and V for every warp, Q once.
         kv_bytes = kernel.warps * kernel.block_n * kernel.head_dim * (2 if is_int8 else 3)
         reads = (kv_bytes + kernel.block_m * kernel.head_dim) / 512
         self._block = (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
+        self._block += mask_bytes / L2_BYTES_PER_CLOCK
         self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
         self._is_causal = problem.is_causal
         self.rows_of_a_price = kernel.block_m

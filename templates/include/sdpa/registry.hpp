@@ -23,7 +23,7 @@ struct Status {
 // printf-style. Long texts are cut, never overrun.
 Status make_status(sdpa_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-inline constexpr int kMaxFunctions = 4;  // of a row
+inline constexpr int kMaxFunctions = 5;  // of a row
 
 // What the generator says of a kernel, for its row.
 struct KernelFacts {

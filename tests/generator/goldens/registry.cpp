@@ -24,7 +24,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 8;
 
-extern const char *const kGeneratorDigest = "b789332dfdc563a6b869fca77f99345b1b34de279456588dba705d527b47a4f8";
+extern const char *const kGeneratorDigest = "9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -26,4 +26,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST b789332dfdc563a6b869fca77f99345b1b34de279456588dba705d527b47a4f8)
+set(SDPA_GENERATED_DIGEST 9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1)

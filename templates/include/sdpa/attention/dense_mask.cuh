@@ -1,7 +1,8 @@
 // Masks that are tensors: boolean (0: the key is not seen) or a bias that is added to the scaled scores.
 //
 //   boolean   S_ij = mask_ij ? S_ij : -inf        selected: whatever an unseen key holds is gone
-//   bias      S_ij = scale · S_ij + bias_ij       natural units; the softmax's own factor is then log2(e)
+//   bias      S_ij = scale · S_ij + bias_ij       natural units; the softmax's own factor is then log2(e).
+//                                                 Quantised kernels say otherwise what is added to what
 //
 // A thread reads its own elements straight from global memory into registers, as many of them as kCapacity holds
 // before the multiplication that makes the scores, so that the latency hides under it, the rest after it. The keys of
@@ -30,7 +31,7 @@ struct DenseMask {
   static constexpr int kRuns = Traits::kBlockN / 4 / kRun;  // of one row
   static constexpr int kRows = Traits::kRowsPerThread;
   static constexpr int kWords = (kRun * kBytes + 3) / 4;
-  static constexpr int kCapacity = kRun == 2 ? 2 : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
+  static constexpr int kCapacity = kRun == 2 ? 2 : kRun == 4 ? kRuns : kRuns == 1 ? 4 : 2 * kRuns;  // words of a row
   static constexpr int kCacheLine = 128;
   static constexpr int kAhead = kCapacity / kWords < kRuns ? kCapacity / kWords : kRuns;  // runs that fit
 
@@ -62,14 +63,24 @@ struct DenseMask {
   // are left as they were.
   template <bool kWhole, class Scores, class Coords>
   SDPA_DEVICE bool apply(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence) {
+    return apply<kWhole>(scores, coords, first_row, first_col, sequence,
+                         [&](int, float &score, float bias)
+                             SDPA_INLINE_LAMBDA { score = score * ref.scores_scale + bias; });
+  }
+
+  // The same with scores that are in other units: add(i, score, bias) does to a score of the thread's row i what its
+  // bias does.
+  template <bool kWhole, class Scores, class Coords, class Add>
+  SDPA_DEVICE bool apply(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence,
+                         const Add &add) {
     if constexpr (kMask == MaskKind::kBool) return select<kWhole>(scores, coords, first_row, first_col, sequence);
-    if constexpr (kMask == MaskKind::kBias16) add_16<kWhole>(scores, coords, first_row, first_col, sequence);
-    if constexpr (kMask == MaskKind::kBias32) add_32<kWhole>(scores, coords, first_row, first_col, sequence);
+    if constexpr (kMask == MaskKind::kBias16) add_16<kWhole>(scores, coords, first_row, first_col, sequence, add);
+    if constexpr (kMask == MaskKind::kBias32) add_32<kWhole>(scores, coords, first_row, first_col, sequence, add);
     return true;
   }
 
  private:
-  static constexpr uint32_t kAllSeen = kRun == 8 ? 0x01010101u : 0x0101u;
+  static constexpr uint32_t kAllSeen = kRun == 2 ? 0x0101u : 0x01010101u;
 
   template <bool kWhole, class Scores, class Coords>
   SDPA_DEVICE bool select(Scores &scores, const Coords &coords, int first_row, int first_col,
@@ -102,15 +113,15 @@ struct DenseMask {
   }
 
   // Nothing is read ahead: kCapacity holds too little of it.
-  template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE void add_32(Scores &scores, const Coords &coords, int first_row, int first_col,
-                          const Sequence &sequence) {
+  template <bool kWhole, class Scores, class Coords, class Add>
+  SDPA_DEVICE void add_32(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence,
+                          const Add &add) {
     const auto add_runs = [&](auto fetch) SDPA_INLINE_LAMBDA {
       for_each_run(0, kRuns, [&](int i, int u) SDPA_INLINE_LAMBDA {
         uint32_t wide[kWords];
         fetch(wide, row_of(coords, i, first_row, sequence), column_of(coords, u, first_col));
         CUTE_UNROLL
-        for (int c = 0; c < kRun; ++c) add(scores(i, u * kRun + c), as_float(wide[c]));
+        for (int c = 0; c < kRun; ++c) add(i, scores(i, u * kRun + c), as_float(wide[c]));
       });
     };
     if (ref.is_vectorised) {
@@ -122,9 +133,9 @@ struct DenseMask {
     }
   }
 
-  template <bool kWhole, class Scores, class Coords>
-  SDPA_DEVICE void add_16(Scores &scores, const Coords &coords, int first_row, int first_col,
-                          const Sequence &sequence) {
+  template <bool kWhole, class Scores, class Coords, class Add>
+  SDPA_DEVICE void add_16(Scores &scores, const Coords &coords, int first_row, int first_col, const Sequence &sequence,
+                          const Add &add) {
     CUTE_UNROLL
     for (int first = 0; first < kRuns; first += kAhead) {
       if (first > 0) fetch_runs<kWhole>(first, first + kAhead, coords, first_row, first_col, sequence);
@@ -134,7 +145,7 @@ struct DenseMask {
           for (int c = 0; c < kRun; ++c) {
             const uint32_t word = words[i][(u - first) * kWords + c / 2];
             const auto bits = static_cast<uint16_t>(word >> (c % 2 * 16));
-            add(scores(i, u * kRun + c), static_cast<float>(cutlass::half_t::bitcast(bits)));
+            add(i, scores(i, u * kRun + c), static_cast<float>(cutlass::half_t::bitcast(bits)));
           }
         });
       } else {
@@ -142,7 +153,7 @@ struct DenseMask {
           CUTE_UNROLL
           for (int c = 0; c < kRun; ++c) {
             const uint32_t word = words[i][(u - first) * kWords + c / 2];
-            add(scores(i, u * kRun + c), as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u));
+            add(i, scores(i, u * kRun + c), as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u));
           }
         });
       }
@@ -163,8 +174,6 @@ struct DenseMask {
     memcpy(&value, &bits, sizeof(value));
     return value;
   }
-
-  SDPA_DEVICE void add(float &score, float bias) const { score = score * ref.scores_scale + bias; }
 
   // Runs first to last - 1 of every row, to the front of `words`. Rows that do not attend read the last one that does;
   // columns beyond seqlen_k are not read and count as 0.

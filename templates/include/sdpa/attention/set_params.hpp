@@ -57,4 +57,24 @@ void set_general_params(GeneralParams &params, const sdpa_params &p) {
   if (p.cu_seqlens_k) params.k.batch_stride = params.v.batch_stride = 0;
 }
 
+// Runs of a thread's columns start at multiples of `run` elements.
+inline MaskRef to_mask(const sdpa_params &p, int run) {
+  constexpr int kBytes[] = {0, 1, 2, 2, 4};
+  const int bytes = kBytes[p.mask_type];
+  MaskRef mask = {};
+  mask.data = static_cast<const char *>(p.mask);
+  mask.type = static_cast<MaskType>(p.mask_type);
+  mask.batch_stride = p.mask_stride[0] * bytes;
+  mask.head_stride = p.mask_stride[1] * bytes;
+  mask.row_stride = p.mask_stride[2] * bytes;
+  mask.column_stride = p.mask_stride[3] * bytes;
+  mask.scores_scale = std::fabs(p.softmax_scale);
+  const int64_t alignment = run * bytes < 16 ? run * bytes : 16;
+  const int64_t all = reinterpret_cast<int64_t>(p.mask) | (p.batch > 1 ? mask.batch_stride : 0) |
+                      (p.num_heads_q > 1 ? mask.head_stride : 0) | (p.seqlen_q > 1 ? mask.row_stride : 0);
+  mask.is_vectorised = mask.column_stride == bytes && (all & (alignment - 1)) == 0 && mask.row_stride >= 0 &&
+                       mask.row_stride <= INT32_MAX;
+  return mask;
+}
+
 }  // namespace sdpa

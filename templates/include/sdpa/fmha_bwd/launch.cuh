@@ -134,7 +134,7 @@ Params to_params(const sdpa_bwd_params &given) {
   params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
   params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
   params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
-  if (p.mask != nullptr) params.mask = fmha_fwd::to_mask(p, 1);
+  if (p.mask != nullptr) params.mask = to_mask(p, 1);
   params.dropout = fmha_fwd::to_dropout(p);
   params.softmax_scale_log2 = finite(double{p.softmax_scale} * double{kLog2e});
   params.p_keep = 1.f - p.p_dropout;

@@ -11,8 +11,8 @@
 
 #include "sdpa/arch/pack.hpp"
 #include "sdpa/fmha_fwd/epilogue.cuh"
+#include "sdpa/fmha_fwd_q8/biased_softmax.cuh"
 #include "sdpa/fmha_fwd_q8/q_prologue.cuh"
-#include "sdpa/fmha_fwd_q8/softmax.cuh"
 
 namespace sdpa::fmha_fwd_q8 {
 
@@ -21,7 +21,7 @@ struct Epilogue {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
   using Params = QuantizedParams;
-  using SoftmaxState = QuantizedSoftmax<Traits>;
+  using SoftmaxState = SoftmaxOf<Traits>;
   using Rows = fmha_fwd::Epilogue<Traits>;  // where rows lie, and those that saw no key
   using Vector = uint4;                     // 16 bytes, 8 elements
 
@@ -47,7 +47,12 @@ struct Epilogue {
       const float scale = Rows::with_sink(params, tile, sequence, row, row_max, softmax.row_sum[i]);
       const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * (scale * SoftmaxState::kOutScale);
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = cut(tOrO_rows(i, j) * inverse);
+      for (int j = 0; j < size<1>(tOrO_rows); ++j) {
+        tOrO_rows(i, j) = cut(tOrO_rows(i, j) * inverse);
+        if constexpr (Traits::kHasBias) {  // rows beyond the sequence read a bias that may be NaN
+          if (softmax.row_sum[i] == 0.f) tOrO_rows(i, j) = 0.f;
+        }
+      }
       if (params.softmax_lse && tid % 4 == 0 && row < sequence.num_rows)
         *Rows::lse_at(params, tile, sequence, row) = SoftmaxState::lse(row_max, softmax.row_sum[i]);
     }

@@ -1,15 +1,15 @@
 // Quantised attention: 16-bit tensors in and out, products of bytes inside. Opt-in, with errors of its own.
 //
-//   O = softmax(Q Kᵀ · softmax_scale, masked) V        Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
-//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)      float32 [B, Hq, Sq]
+//   O = softmax(Q Kᵀ · softmax_scale + bias, masked) V        Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
+//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij + bias_ij)   float32 [B, Hq, Sq]
 //
 // Two launches: `Quantize` turns K, and for int8 V, into bytes in the workspace (quantize.cuh), then `Kernel` computes
 // kBlockM query rows of one head a CTA, and quantises its rows of Q on the way (q_prologue.cuh). Every kernel learns at
-// run time whether it is causal, and takes windows, sinks, lengths, packed sequences and smaller head dimensions; none
-// takes masks that are tensors, dropout or splits.
+// run time whether it is causal, and takes windows, sinks, lengths, packed sequences and smaller head dimensions. There is
+// a `Kernel` for each kind of mask that is a tensor, as in fmha_fwd. None takes dropout or splits.
 //
-// Read next: mainloop.cuh, softmax.cuh (the arithmetic of P), quantize.cuh and rounding.cuh (that of the bytes),
-// kernel_traits.cuh (layouts and bounds). docs/quantised.md says what the results are worth.
+// Read next: mainloop.cuh, softmax.cuh (the arithmetic of P), biased_softmax.cuh (the same with biases), quantize.cuh and
+// rounding.cuh (that of the bytes), kernel_traits.cuh (layouts and bounds). docs/quantised.md says what the results are worth.
 #pragma once
 
 #include "sdpa/attention/key_range.cuh"

@@ -39,7 +39,7 @@ inline constexpr float kFlat = 4.f;                 // largest over smallest of 
 inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          Math kMath_, int kCtasPerSm_>
+          Math kMath_, int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -52,6 +52,10 @@ struct KernelTraits {
   static constexpr int kStages = kStages_;
   static constexpr int kNWarps = kNWarps_;
   static constexpr int kCtasPerSm = kCtasPerSm_;  // that registers leave room for
+  static constexpr MaskKind kMask = kMask_;
+  static constexpr bool kHasMask = kMask != MaskKind::kNone;
+  static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
+  static constexpr int kMaskRun = 4;  // neighbouring keys that a thread holds: see KeyOrder
   static constexpr int kThreads = 32 * kNWarps;
 
   // What the shared parts of attention/ and fmha_fwd/ ask.
@@ -67,8 +71,8 @@ struct KernelTraits {
     return row * tensor.row_stride;
   }
   SDPA_DEVICE static WorkTile work_tile(const Params &params, int block_idx) {
-    if (params.is_causal) return params.scheduler.template tile<true, false, kCausalOrder>(block_idx);
-    return params.scheduler.template tile<false, false, kCausalOrder>(block_idx);
+    if (params.is_causal) return params.scheduler.template tile<true, kHasMask, kCausalOrder>(block_idx);
+    return params.scheduler.template tile<false, kHasMask, kCausalOrder>(block_idx);
   }
 
   static_assert(sizeof(Element) == 2);

@@ -49,6 +49,10 @@ template <class Traits>
 QuantizedParams to_params(const sdpa_params &p) {
   QuantizedParams params = {};
   set_general_params<Traits>(params, p);
+  if constexpr (Traits::kHasMask) {
+    params.mask = to_mask(p, Traits::kMaskRun);
+    if (p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
+  }
 
   const auto workspace = Workspace::make<Traits::kMath, Traits::kHeadDim>(p);
   char *const memory = static_cast<char *>(p.workspace);
@@ -61,39 +65,49 @@ QuantizedParams to_params(const sdpa_params &p) {
   return params;
 }
 
-// A compiled kernel, what it was compiled for, and the one that quantises its K and V.
-template <class Traits_, void (*kKernel_)(QuantizedParams), void (*kQuantize_)(QuantizedParams)>
-struct Functions {
+// A compiled function and what it was compiled for.
+template <class Traits_, void (*kKernel_)(QuantizedParams)>
+struct Function {
   using Traits = Traits_;
   static constexpr auto kKernel = kKernel_;
-  static constexpr auto kQuantize = kQuantize_;
 };
 
-// Without k the bytes are there already, without q nothing attends to them yet.
-template <class Functions>
+// Launches the function for the problem's kind of mask.
+template <class Function, class... Others>
+Status launch_attention(const sdpa_params &p, void *stream) {
+  using Traits = typename Function::Traits;
+  if constexpr (sizeof...(Others) > 0) {
+    if (mask_kind(static_cast<MaskType>(p.mask_type)) != Traits::kMask) return launch_attention<Others...>(p, stream);
+  }
+  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, num_tiles<Traits>(p), Traits::kThreads,
+                              Traits::kSmemBytes, to_params<Traits>(p), stream);
+}
+
+// `Pass` makes the bytes of K and V. Without k they are there already, without q nothing attends to them yet.
+template <class Pass, class... Functions>
 Status launch(const sdpa_params &p, void *stream) {
-  using Traits = typename Functions::Traits;
+  using Traits = typename Pass::Traits;
   using Pre = Quantize<Traits>;
-  const QuantizedParams params = to_params<Traits>(p);
   if (p.k != nullptr) {
-    const Status status =
-        Traits::Arch::launch(Functions::kQuantize, Traits::kFacts.name, num_quantized_tiles<Traits>(p), Pre::kThreads,
-                             Pre::kSmemBytes, params, stream);
+    const Status status = Traits::Arch::launch(Pass::kKernel, Traits::kFacts.name, num_quantized_tiles<Traits>(p),
+                                               Pre::kThreads, Pre::kSmemBytes, to_params<Traits>(p), stream);
     if (!status.ok() || p.q == nullptr) return status;
   }
-  return Traits::Arch::launch(Functions::kKernel, Traits::kFacts.name, num_tiles<Traits>(p), Traits::kThreads,
-                              Traits::kSmemBytes, params, stream);
+  return launch_attention<Functions...>(p, stream);
 }
 
 // What all kernels of this family take: the same that the generator says of them.
-inline constexpr uint64_t kTakes = SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED |
-                                   SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM | SDPA_TAKES_WINDOW |
-                                   SDPA_TAKES_SINKS;
+inline constexpr uint64_t kTakes = SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_BOOL | SDPA_TAKES_BIAS16 |
+                                   SDPA_TAKES_BIAS32 | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_UNDROPPED |
+                                   SDPA_TAKES_SMALLER_HEAD_DIM | SDPA_TAKES_WINDOW | SDPA_TAKES_SINKS;
 
-// The Traits of `Functions` add kFacts to KernelTraits.
-template <class Functions, int kNumDetails>
+// Behind `Pass` one function for each kind of mask, no mask first; their Traits differ in kMask alone, and add kFacts to
+// KernelTraits.
+template <class Pass, class First, class... Others, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
-  using Traits = typename Functions::Traits;
+  using Traits = typename First::Traits;
+  static_assert(sizeof...(Others) + 2 <= kMaxFunctions);
+  static_assert(!Traits::kHasMask && sizeof...(Others) == 3, "there is a function for every kind of mask");
   static_assert(Traits::kFacts.takes == kTakes, "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
   static_assert(Traits::kFacts.accuracy == (Traits::kMath == Math::kInt8 ? SDPA_ACCURACY_INT8 : SDPA_ACCURACY_INT8_QK),
@@ -106,9 +120,10 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
       std::min(Traits::kCtasPerSm, (kMaxSmemBytes + kReservedSmemBytes) / (Traits::kSmemBytes + kReservedSmemBytes));
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = workspace_bytes<Traits>;
-  row.launch = launch<Functions>;
-  row.functions[0] = reinterpret_cast<const void *>(Functions::kKernel);
-  row.functions[1] = reinterpret_cast<const void *>(Functions::kQuantize);
+  row.launch = launch<Pass, First, Others...>;
+  int index = 0;
+  for (const auto kernel : {First::kKernel, Others::kKernel..., Pass::kKernel})
+    row.functions[index++] = reinterpret_cast<const void *>(kernel);
   row.threads = Traits::kThreads;
   return row;
 }

@@ -5,17 +5,18 @@
 // Blocks are visited from the last to the first, as in fmha_fwd/mainloop.cuh, kStages - 1 of them ahead: one barrier a
 // block. The sums of Q̂ K̂ᵀ start at kMagicBits instead of 0, so that they are floats when they are done. With V of bytes,
 // the sums of P̂ V̂ are integers of one block: they are made for a few columns of O at a time, and each is added to O
-// with its row's weight, so no second O is needed.
+// with its row's weight, so no second O is needed. A boolean mask selects among the sums, a bias turns them into logits.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
 #include "sdpa/arch/static_for.hpp"
+#include "sdpa/attention/dense_mask.cuh"
 #include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/mask.cuh"
+#include "sdpa/fmha_fwd_q8/biased_softmax.cuh"
 #include "sdpa/fmha_fwd_q8/q_prologue.cuh"
-#include "sdpa/fmha_fwd_q8/softmax.cuh"
 #include "sdpa/fmha_fwd_q8/tile_copy.cuh"
 
 namespace sdpa::fmha_fwd_q8 {
@@ -25,7 +26,7 @@ struct Mainloop {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
   using Params = QuantizedParams;
-  using SoftmaxState = QuantizedSoftmax<Traits>;
+  using SoftmaxState = SoftmaxOf<Traits>;
 
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kBlockN = Traits::kBlockN;
@@ -73,6 +74,13 @@ struct Mainloop {
     int stage = 0;                                         // where block n_block lies, from the first stage on
     int free_stage = (kStages - 1) * Traits::kStageBytes;  // of block n_block - kStages + 1
     const int first_row = static_cast<int>(Arch::uniform(static_cast<uint32_t>(tile.m_block * kBlockM)));
+    [[maybe_unused]] auto mask = [&] {
+      if constexpr (Traits::kHasMask) {
+        return DenseMask<Traits>(params.mask, tile);
+      } else {
+        return nullptr;
+      }
+    }();
     const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
       const float k_scale = copy.next_k_scale();
       Arch::template cp_async_wait<kStages - 2>();
@@ -81,6 +89,10 @@ struct Mainloop {
       if (ahead >= keys.n_block_min) copy.load(ahead, free_stage);
       Arch::cp_async_fence();
 
+      constexpr bool kWhole = !decltype(needs_mask)::value;
+      const int first_col = n_block * kBlockN;
+      if constexpr (Traits::kHasMask) mask.template fetch<kWhole>(tScS, first_row, first_col, sequence);
+
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
       multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view);
@@ -88,25 +100,37 @@ struct Mainloop {
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
       Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
-      if constexpr (decltype(needs_mask)::value)
-        apply_mask<Traits>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
+      bool is_seen = true;
+      if constexpr (Traits::kHasMask) {
+        float c[kRows];  // for biases
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) c[i] = softmax.factor(i, k_scale);
+        const auto add = [&](int i, float &score, float bias) SDPA_INLINE_LAMBDA {
+          if constexpr (Traits::kHasBias) SoftmaxState::add_bias(score, bias, c[i]);
+        };
+        is_seen = mask.template apply<kWhole>(scores, tScS, first_row, first_col, sequence, add);
+      }
+      if (is_seen) {
+        if constexpr (!kWhole) apply_mask<Traits>(scores, tScS, first_row, first_col, params, sequence);
 
-      if constexpr (Traits::kQuantizesV) {
-        const int8_t *const smem_v = smem_q + Traits::kOffsetV + stage;
-        // This lane's first token of every 16, whose scale may be that of all its others. Alike in all lanes.
-        const float *const v_log2 = reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
-        const float *const v_inverse = v_log2 + kBlockN;
-        float weight[kRows];
-        if (!Arch::any(*v_inverse < 0.f)) {
-          softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
-          add_bytes(tOrO, tSrS, weight, smem_v);
+        if constexpr (Traits::kQuantizesV) {
+          const int8_t *const smem_v = smem_q + Traits::kOffsetV + stage;
+          // This lane's first token of every 16, whose scale may be that of all its others. Alike in all lanes.
+          const float *const v_log2 =
+              reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
+          const float *const v_inverse = v_log2 + kBlockN;
+          float weight[kRows];
+          if (!Arch::any(*v_inverse < 0.f)) {
+            softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
+            add_bytes(tOrO, tSrS, weight, smem_v);
+          } else {
+            softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
+            add_bytes(tOrO, tSrS, weight, smem_v);
+          }
         } else {
-          softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
-          add_bytes(tOrO, tSrS, weight, smem_v);
+          softmax.update(scores, tOrO_rows, k_scale);
+          add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + stage));
         }
-      } else {
-        softmax.update(scores, tOrO_rows, k_scale);
-        add_halves(tOrO, tSrS, reinterpret_cast<Element *>(smem + Traits::kOffsetV + stage));
       }
       n_block -= 1;
       free_stage = stage;

@@ -141,7 +141,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     for (int i = 0; i < kRows; ++i) row_sum[i] = fmaf(sum[i], weight[i], row_sum[i]);
   }
 
- private:
+ protected:
   template <class Scores>
   SDPA_DEVICE static float largest(const Scores &scores, int i) {
     float max[2] = {scores(i, 0), scores(i, 1)};  // two, of which neither waits for the other
@@ -181,6 +181,11 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   SDPA_DEVICE void move_to(int i, float reference, Out &out) {
     const float scores_scale = Arch::exp2(row_max[i] - reference);
     row_max[i] = reference;
+    scale_row(i, scores_scale, out);
+  }
+
+  template <class Out>
+  SDPA_DEVICE void scale_row(int i, float scores_scale, Out &out) {
     row_sum[i] *= scores_scale;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;

@@ -58,7 +58,19 @@ def test_every_release_kernel_serves_smaller_head_dims() -> None:
     for found in kernels:
         assert found.ctas_per_sm >= (2 if found.math is Math.INT8 else 1)
         assert Takes.SMALLER_HEAD_DIM | Takes.LENGTHS | Takes.WINDOW | Takes.SINKS in found.takes
-        assert not found.takes & (Takes.BOOL | Takes.BIAS16 | Takes.DROPOUT | Takes.SPLITS)
+        assert Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 in found.takes
+        assert not found.takes & (Takes.DROPOUT | Takes.SPLITS)
+
+
+def test_functions() -> None:
+    """One for each kind of mask and one for the bytes; those with masks have registers for them."""
+    for found in FMHA_FWD_Q8.spaces["release"]().kernels:
+        assert isinstance(found, FmhaFwdQ8)
+        suffixes = [function.symbol.removeprefix(found.name) for function in found.functions]
+        assert suffixes == ["", "_bool", "_bias16", "_bias32", "_quantize"]
+        assert found.masked_ctas_by_registers <= found.ctas_by_registers
+    narrow = kernel(d=64, m=64, math="int8")
+    assert (narrow.ctas_by_registers, narrow.masked_ctas_by_registers) == (4, 3)
 
 
 def test_accuracy_follows_the_math() -> None:
