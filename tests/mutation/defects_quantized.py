@@ -367,7 +367,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "fabsf(bias) > kLargest && ",
         "false && ",
         "the lowest finite bias hides its key, and the largest makes NaN",
-        Check.OTHER,
+        Check.IDENTITIES,
     ),
     _quantized(
         "bias_swallows_the_values_scales",
