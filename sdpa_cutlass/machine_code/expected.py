@@ -45,6 +45,8 @@ _LENGTHS = {4}
 _PHILOX = {8}  # seed and offset
 MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last word of a function's symbol
 _WIDEST = 16
+QUANTIZED_LOADS = {2, 4, 16}  # Q, scales, lengths and sinks
+_QUANTIZED_RUN = 4  # neighbouring keys that a thread of a quantised kernel holds: its kernel_traits.cuh
 SOFTMAX_LOADS = {2, 4, 16}  # of the piped baseline: one logit at a time where a row's keys end in a vector
 BACKWARD_LOADS = {1, 2, 4, 8, 16}  # masks one element at a time; seed and offset; two numbers of a row
 BACKWARD_STORES = {2, 4, 8, 16}  # two numbers of a row; an element of a bias's gradient
@@ -96,6 +98,14 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
         run = 2 if kernel.has_dropout else 8  # neighbouring keys that a thread holds: kernel_traits.cuh
         widths |= {mask_bytes, min(run * mask_bytes, _WIDEST)}
     return widths
+
+
+def quantized_load_widths(symbol: str) -> set[int]:
+    """`load_widths` of the functions of quantised kernels."""
+    mask_bytes = MASK_BYTES.get(symbol.rpartition("_")[2])
+    if mask_bytes is None:
+        return QUANTIZED_LOADS
+    return QUANTIZED_LOADS | {mask_bytes, _QUANTIZED_RUN * mask_bytes}
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:

@@ -105,7 +105,7 @@ MUTANTS = (
         file="integrations/torch_refusals.py",
         old="> head_dims.backward",
         new="> 10**6",
-        tests="tests/library/test_enable.py::test_fall_through",
+        tests="tests/library/test_enable.py::test_gradients_beyond_the_largest_kernels_fall_through",
     ),
     PythonMutant(
         name="nested_tensors_are_asked_for_their_shape",
