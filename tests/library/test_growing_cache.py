@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import ArgumentError, ArgumentTypeError, attention, attention_varlen
+from sdpa_cutlass import ArgumentError, attention, attention_varlen
 from sdpa_cutlass.call import call_table, calls, growing, plan_cache, planning
 from sdpa_cutlass.call.launch import Plan
 from sdpa_cutlass.library.abi import Library
@@ -120,11 +120,11 @@ def test_a_signature_that_is_met_once_stays_out_of_the_compiled_table(forget: Ca
 
 
 LENGTHS = (33, 34, 64, 65, 7, 200)
-_CACHE = rand(2, 4, 256, 64)
+CACHE = rand(2, 4, 256, 64)
 _ODD = rand(2 * 4 * 256 * 64 + 1)[1:].view(2, 4, 256, 64)
 
 
-def _results(forget: Callable[[], None], call: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+def results(forget: Callable[[], None], call: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
     """What calls give whose arguments are all checked."""
     found = []
     for keys in LENGTHS:
@@ -135,31 +135,29 @@ def _results(forget: Callable[[], None], call: Callable[[int], torch.Tensor]) ->
 
 
 GROWING: dict[str, Callable[[int], Any]] = {
-    "rows of a static cache": lambda keys: attention(
-        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE[:, :, :keys]
-    ),
+    "rows of a static cache": lambda keys: attention(CACHE[:, :, :1], CACHE[:, :, :keys], CACHE[:, :, :keys]),
     "a dense cache": lambda keys: attention(
-        _CACHE[:, :, :1], _CACHE[:, :, :keys].contiguous(), 2 * _CACHE[:, :, :keys]
+        CACHE[:, :, :1], CACHE[:, :, :keys].contiguous(), 2 * CACHE[:, :, :keys]
     ),
     "rows in front of heads": lambda keys: attention(
-        _CACHE[:, :, :3], *(2 * [_CACHE[:, :, :keys].transpose(1, 2).contiguous().transpose(1, 2)])
+        CACHE[:, :, :3], *(2 * [CACHE[:, :, :keys].transpose(1, 2).contiguous().transpose(1, 2)])
     ),
     "grouped heads": lambda keys: attention(
-        _CACHE[:, :, :1], _CACHE[:, :2, :keys], _CACHE[:, 1:3, :keys], enable_gqa=True
+        CACHE[:, :, :1], CACHE[:, :2, :keys], CACHE[:, 1:3, :keys], enable_gqa=True
     ),
     "top left": lambda keys: attention(
-        _CACHE[:, :, :5], _CACHE[:, :, :keys], _CACHE[:, :, :keys], causal="top_left"
+        CACHE[:, :, :5], CACHE[:, :, :keys], CACHE[:, :, :keys], causal="top_left"
     ),
     "bottom right": lambda keys: attention(
-        _CACHE[:, :, :5], _CACHE[:, :, :keys], _CACHE[:, :, :keys], causal="bottom_right", scale=0.3
+        CACHE[:, :, :5], CACHE[:, :, :keys], CACHE[:, :, :keys], causal="bottom_right", scale=0.3
     ),
     "softmax_lse": lambda keys: attention(
-        _CACHE[:, :, :2], _CACHE[:, :, :keys], _CACHE[:, :, :keys], return_lse=True
+        CACHE[:, :, :2], CACHE[:, :, :keys], CACHE[:, :, :keys], return_lse=True
     )[1],
     "a kernel by name": lambda keys: attention(
-        _CACHE[:, :, :2],
-        _CACHE[:, :, :keys],
-        _CACHE[:, :, :keys],
+        CACHE[:, :, :2],
+        CACHE[:, :, :keys],
+        CACHE[:, :, :keys],
         kernel="fmha_fwd_sm89_d64_m64n64_s1_w4_f16",
     ),
 }
@@ -170,7 +168,7 @@ def test_only_the_first_number_of_keys_is_checked_in_full(
     name: str, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = GROWING[name]
-    expected = _results(forget, call)
+    expected = results(forget, call)
     assert torch.equal(call(LENGTHS[0]), expected[0])
     monkeypatch.setattr(calls, "_run_in_full", None)
     assert all(map(torch.equal, map(call, LENGTHS), expected))
@@ -178,15 +176,15 @@ def test_only_the_first_number_of_keys_is_checked_in_full(
 
 
 CHECKED: dict[str, Callable[[int], Any]] = {
-    "keys at an odd address": lambda keys: attention(_CACHE[:, :, :1], _ODD[:, :, :keys], _ODD[:, :, :keys]),
-    "one batch for all": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:1, :, :keys], _CACHE[:1, :, :keys]),
-    "one head for all": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:, :1, :keys], _CACHE[:, :1, :keys]),
-    "one batch of keys": lambda keys: attention(_CACHE[:, :, :1], _CACHE[:1, :, :keys], _CACHE[:, :, :keys]),
+    "keys at an odd address": lambda keys: attention(CACHE[:, :, :1], _ODD[:, :, :keys], _ODD[:, :, :keys]),
+    "one batch for all": lambda keys: attention(CACHE[:, :, :1], CACHE[:1, :, :keys], CACHE[:1, :, :keys]),
+    "one head for all": lambda keys: attention(CACHE[:, :, :1], CACHE[:, :1, :keys], CACHE[:, :1, :keys]),
+    "one batch of keys": lambda keys: attention(CACHE[:, :, :1], CACHE[:1, :, :keys], CACHE[:, :, :keys]),
     "a row of another stride": lambda keys: attention(
-        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE.mT.contiguous().mT[:, :, :keys]
+        CACHE[:, :, :1], CACHE[:, :, :keys], CACHE.mT.contiguous().mT[:, :, :keys]
     ),
     "out": lambda keys: attention(
-        _CACHE[:, :, :1], _CACHE[:, :, :keys], _CACHE[:, :, :keys], out=torch.empty(2, 4, 1, 64).half()
+        CACHE[:, :, :1], CACHE[:, :, :keys], CACHE[:, :, :keys], out=torch.empty(2, 4, 1, 64).half()
     ),
 }
 
@@ -194,17 +192,17 @@ CHECKED: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_is_checked_with_every_number_of_keys(name: str, forget: Callable[[], None]) -> None:
     call = CHECKED[name]
-    expected = _results(forget, call)
+    expected = results(forget, call)
     assert all(map(torch.equal, map(call, LENGTHS), expected))
 
 
 def test_keys_and_values_of_different_numbers_are_refused(forget: Callable[[], None]) -> None:
     forget()
-    attention(_CACHE[:, :, :1], _CACHE[:, :, :33], _CACHE[:, :, :33])
+    attention(CACHE[:, :, :1], CACHE[:, :, :33], CACHE[:, :, :33])
     with pytest.raises(ArgumentError, match="value has seqlen 35"):
-        attention(_CACHE[:, :, :1], _CACHE[:, :, :34], _CACHE[:, :, :35])
+        attention(CACHE[:, :, :1], CACHE[:, :, :34], CACHE[:, :, :35])
     assert torch.equal(
-        attention(_CACHE[:, :, :1], _CACHE[:, :, :0], _CACHE[:, :, :0]), torch.zeros(2, 4, 1, 64).half()
+        attention(CACHE[:, :, :1], CACHE[:, :, :0], CACHE[:, :, :0]), torch.zeros(2, 4, 1, 64).half()
     )
 
 
@@ -212,8 +210,8 @@ def test_a_shard_whose_mask_hides_nothing_yet(forget: Callable[[], None]) -> Non
     """The row sees 7 keys. While there are no more, its problem is one without a mask."""
 
     def call(keys: int) -> torch.Tensor:
-        part = _CACHE[:, :, :keys]
-        return attention(_CACHE[:, :, :1], part, part, causal="top_left", row_offset=6)
+        part = CACHE[:, :, :keys]
+        return attention(CACHE[:, :, :1], part, part, causal="top_left", row_offset=6)
 
     forget()
     expected = call(7)
@@ -229,30 +227,53 @@ SIZES: tuple[Sizes, ...] = (
 _ROWS_FIRST = rand(2, 256, 4, 64, seed=1)  # [B, S, H, D]
 
 
-def _sliced(sizes: Sizes) -> list[torch.Tensor]:
+def sliced(sizes: Sizes) -> list[torch.Tensor]:
     batch, heads_q, heads_kv, rows, keys = sizes
     return [
-        _CACHE[:batch, :heads_q, :rows],
-        2 * _CACHE[:batch, :heads_kv, :keys],
-        _CACHE.flip(2)[:batch, :heads_kv, :keys],
+        CACHE[:batch, :heads_q, :rows],
+        2 * CACHE[:batch, :heads_kv, :keys],
+        CACHE.flip(2)[:batch, :heads_kv, :keys],
     ]
 
 
-def _rows_first(sizes: Sizes) -> list[torch.Tensor]:
+def rows_first(sizes: Sizes) -> list[torch.Tensor]:
     batch, heads_q, heads_kv, rows, keys = sizes
     pairs = ((heads_q, rows), (heads_kv, keys), (heads_kv, keys))
     tensors = [_ROWS_FIRST[:batch, :length, :heads].contiguous() for heads, length in pairs]
     return [tensor.transpose(1, 2) for tensor in tensors]
 
 
-def _of_one_projection(sizes: Sizes) -> list[torch.Tensor]:
+def of_one_projection(sizes: Sizes) -> list[torch.Tensor]:
     batch, heads_q, heads_kv, rows, keys = sizes
     tensors = torch.cat([_ROWS_FIRST, 2 * _ROWS_FIRST, -_ROWS_FIRST], 3).split(64, dim=3)
     pairs = zip(tensors, ((heads_q, rows), (heads_kv, keys), (heads_kv, keys)), strict=True)
     return [tensor[:batch, :length, :heads].transpose(1, 2) for tensor, (heads, length) in pairs]
 
 
-@pytest.mark.parametrize("make", [_sliced, _rows_first, _of_one_projection])
+def check_other_sizes(
+    call: Callable[[Any], tuple[torch.Tensor, torch.Tensor]],
+    all_sizes: Sequence[Any],
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    first: int = 0,
+) -> None:
+    """Once number `first` is known, none needs a full check, and all give what they give by themselves."""
+    expected = []
+    for sizes in all_sizes:
+        forget()
+        expected.append(call(sizes))
+    forget()
+    call(all_sizes[first])
+    monkeypatch.setattr(calls, "_run_in_full", None)
+    for _ in range(2):  # made from another call, and known
+        for sizes, results in zip(all_sizes, expected, strict=True):
+            for result, part in zip(call(sizes), results, strict=True):
+                assert torch.equal(result, part)
+                assert result.stride() == part.stride()
+
+
+@pytest.mark.parametrize("make", [sliced, rows_first, of_one_projection])
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
 @pytest.mark.parametrize("first", [0, 3], ids=["prompt first", "token first"])
 def test_other_sizes_are_not_checked_in_full(
@@ -267,28 +288,17 @@ def test_other_sizes_are_not_checked_in_full(
         assert isinstance(found, tuple)
         return found
 
-    expected = []
-    for sizes in SIZES:
-        forget()
-        expected.append(call(sizes))
-    forget()
-    call(SIZES[first])
-    monkeypatch.setattr(calls, "_run_in_full", None)
-    for _ in range(2):  # made from another call, and known
-        for sizes, results in zip(SIZES, expected, strict=True):
-            for result, part in zip(call(sizes), results, strict=True):
-                assert torch.equal(result, part)
-                assert result.stride() == part.stride()
+    check_other_sizes(call, SIZES, forget, monkeypatch, first=first)
 
 
 def test_sizes_that_do_not_agree_are_broadcast_or_refused(forget: Callable[[], None]) -> None:
     def part(batch: int, heads: int, rows: int, head_dim: int = 64) -> torch.Tensor:
-        return _CACHE[:batch, :heads, :rows, :head_dim]
+        return CACHE[:batch, :heads, :rows, :head_dim]
 
     forget()
     attention(part(2, 4, 9), part(2, 4, 9), part(2, 4, 9), enable_gqa=False)
     refused = {
-        "batch dimensions": (part(2, 4, 9), part(2, 4, 9), _CACHE.repeat(2, 1, 1, 1)[:3, :, :9]),
+        "batch dimensions": (part(2, 4, 9), part(2, 4, 9), CACHE.repeat(2, 1, 1, 1)[:3, :, :9]),
         "value has seqlen 8": (part(2, 4, 9), part(2, 4, 9), part(2, 4, 8)),
         "key and value have 2 heads": (part(2, 4, 9), part(2, 2, 9), part(2, 2, 9)),
         "key has 4 heads": (part(2, 4, 9), part(2, 4, 9), part(2, 2, 9)),
@@ -311,7 +321,7 @@ def test_sizes_that_do_not_agree_are_broadcast_or_refused(forget: Callable[[], N
 
 @pytest.mark.parametrize("batches", [slice(1), slice(None)], ids=["one batch", "all"])
 def test_queries_that_were_broadcast_before(batches: slice, forget: Callable[[], None]) -> None:
-    q, k, v = _CACHE[:1, :1, :3], 2 * _CACHE, _CACHE
+    q, k, v = CACHE[:1, :1, :3], 2 * CACHE, CACHE
 
     def call() -> torch.Tensor:
         heads = slice(1) if batches == slice(1) else slice(None)
@@ -326,16 +336,16 @@ def test_queries_that_were_broadcast_before(batches: slice, forget: Callable[[],
 
 ODD: dict[str, Callable[[int], list[torch.Tensor]]] = {
     "columns of other strides": lambda rows: [
-        _CACHE.mT.contiguous().mT[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]
+        CACHE.mT.contiguous().mT[:, :, :rows], CACHE[:, :, :40], CACHE[:, :, :40]
     ],
-    "an odd address": lambda rows: [_ODD[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]],
+    "an odd address": lambda rows: [_ODD[:, :, :rows], CACHE[:, :, :40], CACHE[:, :, :40]],
     "values of another head_dim": lambda rows: [
-        _CACHE[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40, :32]
+        CACHE[:, :, :rows], CACHE[:, :, :40], CACHE[:, :, :40, :32]
     ],
     "rows that share their memory": lambda rows: [
-        _CACHE[:, :, :1].expand(-1, -1, rows, -1), _CACHE[:, :, :40], _CACHE[:, :, :40]
+        CACHE[:, :, :1].expand(-1, -1, rows, -1), CACHE[:, :, :40], CACHE[:, :, :40]
     ],
-    "negative": lambda rows: [_negative(_CACHE)[:, :, :rows], _CACHE[:, :, :40], _CACHE[:, :, :40]],
+    "negative": lambda rows: [_negative(CACHE)[:, :, :rows], CACHE[:, :, :40], CACHE[:, :, :40]],
 }  # fmt: skip
 
 
@@ -356,156 +366,10 @@ def test_tensors_that_are_not_like_the_known_ones(name: str, forget: Callable[[]
         expected.append(attention(*ODD[name](rows)))
     forget()
     for rows, result in zip(LENGTHS, expected, strict=True):
-        attention(_CACHE[:, :, : rows + 10], _CACHE[:, :, :40], _CACHE[:, :, :40])
+        attention(CACHE[:, :, : rows + 10], CACHE[:, :, :40], CACHE[:, :, :40])
         found = attention(*ODD[name](rows))
         assert torch.equal(found, result)
         assert found.stride() == result.stride()
-
-
-SINKS = rand(4, seed=3)
-GENERAL: dict[str, tuple[bool, dict[str, Any]]] = {  # whether a batch brings lengths of its own, options
-    "dropout": (False, {"p_dropout": 0.3, "philox": (7, 8)}),
-    "causal dropout": (False, {"p_dropout": 0.3, "philox": (7, 8), "causal": "bottom_right"}),
-    "rows in front of heads": (False, {"layout": "bshd"}),
-    "sinks": (False, {"sinks": SINKS}),
-    "lengths": (True, {}),
-    "causal lengths": (True, {"causal": "bottom_right"}),
-}
-GENERAL_SIZES: tuple[Sizes, ...] = (
-    (2, 4, 4, 33, 33),
-    (2, 4, 2, 1, 71),
-    (2, 4, 4, 130, 7),
-    (2, 4, 4, 33, 200),
-)
-
-
-@pytest.mark.parametrize("make", [_sliced, _rows_first, _of_one_projection])
-@pytest.mark.parametrize("name", GENERAL)
-def test_other_sizes_of_general_calls(
-    make: Callable[[Sizes], list[torch.Tensor]],
-    name: str,
-    forget: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    has_lengths, options = GENERAL[name]
-
-    def call(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = make(sizes)
-        if options.get("layout") == "bshd":
-            tensors = [tensor.transpose(1, 2) for tensor in tensors]
-        lengths = {}
-        if has_lengths:
-            lengths = {"seqlens_k": torch.tensor([5, sizes[4]], dtype=torch.int32)}
-        found = attention(*tensors, **options, **lengths, return_lse=True)
-        assert isinstance(found, tuple)
-        return found
-
-    _check_other_sizes(call, GENERAL_SIZES, forget, monkeypatch)
-
-
-Packed = tuple[int, int, int, int, list[int], list[int]]  # query heads, key heads, bounds, starts
-PACKS: tuple[Packed, ...] = (
-    (4, 4, 9, 9, [0, 9, 12], [0, 9, 12]),
-    (4, 2, 9, 70, [0, 9, 12], [0, 1, 71]),
-    (4, 4, 100, 9, [0, 1, 1, 101], [0, 9, 18, 20]),
-    (4, 4, 1000, 1000, [0, 40], [0, 40]),
-    (4, 4, 9, 9, [0, 9, 12], [0, 9, 12]),
-)
-
-
-@pytest.mark.parametrize("is_one_projection", [False, True])
-@pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"sinks": SINKS}], ids=str)
-def test_other_packs(
-    is_one_projection: bool,
-    options: dict[str, Any],
-    forget: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = rand(256, 4, 3 * 64)
-
-    def call(pack: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        heads_q, heads_kv, longest_q, longest_k, starts_q, starts_k = pack
-        q, k, v = rows.split(64, dim=2)
-        tensors = [q[: starts_q[-1], :heads_q], k[: starts_k[-1], :heads_kv], v[: starts_k[-1], :heads_kv]]
-        if not is_one_projection:
-            tensors = [tensor.contiguous() for tensor in tensors]
-        starts = (torch.tensor(ends, dtype=torch.int32) for ends in (starts_q, starts_k))
-        found = attention_varlen(*tensors, *starts, longest_q, longest_k, **options, return_lse=True)
-        assert isinstance(found, tuple)
-        return found
-
-    _check_other_sizes(call, PACKS, forget, monkeypatch)
-
-
-def _check_other_sizes(
-    call: Callable[[Any], tuple[torch.Tensor, torch.Tensor]],
-    all_sizes: Sequence[Any],
-    forget: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Once the first is known, the others need no full check, and give what they give by themselves."""
-    expected = []
-    for sizes in all_sizes:
-        forget()
-        expected.append(call(sizes))
-    forget()
-    call(all_sizes[0])
-    monkeypatch.setattr(calls, "_run_in_full", None)
-    for _ in range(2):  # made from another call, and known
-        for sizes, results in zip(all_sizes, expected, strict=True):
-            for result, part in zip(call(sizes), results, strict=True):
-                assert torch.equal(result, part)
-                assert result.stride() == part.stride()
-
-
-def test_sinks_and_lengths_have_to_fit_other_sizes(forget: Callable[[], None]) -> None:
-    forget()
-    length = torch.tensor([5, 9], dtype=torch.int32)
-    part = _CACHE[:, :, :9]
-    attention(part, part, part, sinks=SINKS)
-    with pytest.raises(ArgumentError, match="sinks has shape"):
-        attention(part[:, :3], part[:, :3], part[:, :3], sinks=SINKS)
-    attention(part, part, part, seqlens_k=length)
-    with pytest.raises(ArgumentError, match="seqlens_k has shape"):
-        attention(part[:1], part[:1], part[:1], seqlens_k=length)
-
-
-def test_packs_that_are_not_like_the_known_one(forget: Callable[[], None]) -> None:
-    part, starts = rand(40, 4, 64), torch.tensor([0, 9, 12], dtype=torch.int32)
-
-    def call(starts_q: torch.Tensor, starts_k: torch.Tensor, longest_q: Any, longest_k: Any) -> torch.Tensor:
-        return attention_varlen(part[:12], part[:12], part[:12], starts_q, starts_k, longest_q, longest_k)
-
-    forget()
-    expected = call(starts, starts, 9, 9)
-    refused = {
-        "max_seqlen_q=-1": (starts, starts, -1, 9),
-        f"max_seqlen_k={2**31}": (starts, starts, 9, 2**31),
-        "cu_seqlens_k has shape": (starts, starts[:2], 9, 9),
-        "cu_seqlens_q has stride 2": (starts.repeat_interleave(2)[::2], starts, 9, 9),
-        "cu_seqlens_k has stride 2": (starts, starts.repeat_interleave(2)[::2], 9, 9),
-        "cu_seqlens_q has dtype": (starts.long(), starts, 9, 9),
-    }
-    for message, arguments in refused.items():
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=message):
-            call(*arguments)
-    assert torch.equal(call(starts, starts, 10, 10), expected)
-    assert torch.equal(call(starts, starts, 10, 0), torch.zeros(12, 4, 64).half())
-    assert torch.equal(call(starts, starts, 2**31 - 1, 2**31 - 1), expected)
-
-
-@pytest.mark.parametrize("hidden", ["window", "attn_mask"])
-def test_masks_and_windows_of_other_sizes(hidden: str, forget: Callable[[], None]) -> None:
-    """A window that hides nothing of few keys hides some of more."""
-
-    def call(keys: int) -> torch.Tensor:
-        part = _CACHE[:, :, :keys]
-        mask = {"window": (6, 0)} if hidden == "window" else {"attn_mask": torch.arange(keys) < 7}
-        return attention(part, part, part, **mask)
-
-    expected = _results(forget, call)
-    call(7)
-    assert all(map(torch.equal, map(call, LENGTHS), expected))
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ MUTANTS = (
         file="call/growing.py",
         old=" or (problem.has_sinks and heads_q != plan.problem.num_heads_q)",
         new="",
-        tests="tests/library/test_growing_cache.py::test_sinks_and_lengths_have_to_fit_other_sizes",
+        tests="tests/library/test_growing_general.py::test_sinks_and_lengths_have_to_fit_other_sizes",
     ),
     PythonMutant(
         name="lengths_of_other_batches_are_read",
@@ -257,7 +257,7 @@ MUTANTS = (
         file="call/growing.py",
         old="layout is not None and problem.has_lengths and batch != plan.problem.batch",
         new="False",
-        tests="tests/library/test_growing_cache.py::test_sinks_and_lengths_have_to_fit_other_sizes",
+        tests="tests/library/test_growing_general.py::test_sinks_and_lengths_have_to_fit_other_sizes",
     ),
     PythonMutant(
         name="windows_of_other_sizes_are_those_of_the_known_call",
@@ -265,7 +265,7 @@ MUTANTS = (
         file="call/calls.py",
         old="if options.window is None and inputs.attn_mask is None and inputs.out is None:",
         new="if inputs.attn_mask is None and inputs.out is None:",
-        tests="tests/library/test_growing_cache.py::test_masks_and_windows_of_other_sizes",
+        tests="tests/library/test_growing_general.py::test_masks_and_windows_of_other_sizes",
     ),
     PythonMutant(
         name="bounds_of_other_packs_are_not_checked",
@@ -273,7 +273,7 @@ MUTANTS = (
         file="call/growing.py",
         old="not (0 <= longest_q <= INT32_MAX and 0 <= longest_k <= INT32_MAX)",
         new="False",
-        tests="tests/library/test_growing_cache.py::test_packs_that_are_not_like_the_known_one",
+        tests="tests/library/test_growing_general.py::test_packs_that_are_not_like_the_known_one",
     ),
     PythonMutant(
         name="starts_of_other_packs_are_not_compared",
@@ -281,7 +281,7 @@ MUTANTS = (
         file="call/growing.py",
         old="starts_q != starts_k or not (stride_of_starts_q == stride_of_starts_k == (1,))",
         new="False",
-        tests="tests/library/test_growing_cache.py::test_packs_that_are_not_like_the_known_one",
+        tests="tests/library/test_growing_general.py::test_packs_that_are_not_like_the_known_one",
     ),
     PythonMutant(
         name="totals_of_other_packs_stay",
@@ -289,7 +289,7 @@ MUTANTS = (
         file="call/growing.py",
         old="_write_totals(image, Params.total_q.offset, rows, keys)",
         new="pass",
-        tests="tests/library/test_growing_cache.py::test_other_packs",
+        tests="tests/library/test_growing_general.py::test_other_packs",
     ),
     PythonMutant(
         name="faster_loads_are_outclassed",
