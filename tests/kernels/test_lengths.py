@@ -55,6 +55,22 @@ def test_padded(lengths_kernel: TestedKernel, causal: Causal | None) -> None:
     assert (lse[3, :, rows - 7 :] == -math.inf).all()
 
 
+@pytest.mark.parametrize("tensor", ["k", "v"])
+def test_rows_beyond_are_zeros_where_the_others_are_nan(lengths_kernel: TestedKernel, tensor: str) -> None:
+    rows, keys = padded_sizes(lengths_kernel)
+    case = Case(
+        **random_qkv(lengths_kernel, rows, keys, batch=2, heads=2, heads_kv=1),
+        lengths_q=Lengths(seqlens=(rows, 3)),
+    )
+    getattr(case, tensor)[1, :, 2] = math.nan
+    out, lse = run_case(lengths_kernel, case)
+    assert out[0].isfinite().all()
+    assert out[1, :, :3].isnan().all()
+    assert (out[1, :, 3:] == 0).all()
+    assert lse is not None
+    assert (lse[1, :, 3:] == -math.inf).all()
+
+
 @pytest.mark.parametrize("side", ["q", "k"])
 def test_padded_on_one_side(lengths_kernel: TestedKernel, side: str) -> None:
     rows, keys = padded_sizes(lengths_kernel)

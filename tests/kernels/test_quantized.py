@@ -7,6 +7,7 @@ guarded memory, the workspace is full of NaNs before each launch.
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,21 @@ def test_padded_lengths(quantized_kernel: TestedKernel, causal: Causal | None) -
         lengths_k=Lengths(seqlens=(131, 200, 0, 64)),
     )
     check_contract(quantized_kernel, case, few_keys=True)
+
+
+@pytest.mark.parametrize("tensor", ["k", "v"])
+def test_rows_beyond_are_zeros_where_the_others_are_nan(quantized_kernel: TestedKernel, tensor: str) -> None:
+    case = Case(
+        **random_qkv(quantized_kernel, 140, 200, batch=2, heads=2, heads_kv=1),
+        lengths_q=Lengths(seqlens=(140, 3)),
+    )
+    getattr(case, tensor)[1, :, 2] = math.nan
+    out, lse = run_case(quantized_kernel, case)
+    assert out[0].isfinite().all()
+    assert out[1, :, :3].isnan().all()
+    assert (out[1, :, 3:] == 0).all()
+    assert lse is not None
+    assert (lse[1, :, 3:] == -math.inf).all()
 
 
 @pytest.mark.parametrize("causal", [None, *Causal], ids=str)

@@ -40,7 +40,11 @@ struct Epilogue {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       const int row = tile.m_block * kBlockM + get<0>(tOcO(i, 0));
-      if (Traits::kIsGeneral && row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;
+      if (Traits::kIsGeneral && row >= sequence.seqlen_q) {
+        softmax.row_sum[i] = 0.f;
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = 0.f;  // it may be NaN
+      }
       const float scale = with_sink(params, tile, sequence, row, softmax.row_max[i], softmax.row_sum[i]);
       const float inverse = SoftmaxState::inverse(softmax.row_sum[i]) * scale;
       CUTE_UNROLL
@@ -96,7 +100,7 @@ struct Epilogue {
       for (int r = 0; r < 2; ++r) {
         float &row_sum = merged.row_sum[2 * m + r];
         const int row = first_row + merged.row(2 * m + r);
-        if (Traits::kIsGeneral && row >= sequence.seqlen_q) row_sum = 0.f;
+        if (Traits::kIsGeneral && row >= sequence.seqlen_q) merged.clear(2 * m + r);
         const float scale = with_sink(params, tile, sequence, row, merged.row_max[2 * m + r], row_sum);
         inverse[r] = SoftmaxState::inverse(row_sum) * scale;
       }

@@ -55,6 +55,19 @@ struct GroupMerge {
   SDPA_DEVICE int tile_col(int t) const { return (group * kTiles + t) * 8; }
   SDPA_DEVICE int col(int t) const { return tile_col(t) + tid % 4 * 2; }
 
+  // Row i of this thread becomes one that saw no key, also where it is NaN.
+  SDPA_DEVICE void clear(int i) {
+    row_sum[i] = 0.f;
+    CUTE_UNROLL
+    for (int u = i / 2 * kTiles; u < (i / 2 + 1) * kTiles; ++u) {
+      if (i % 2 == 0) {
+        out[u].x = out[u].y = 0.f;
+      } else {
+        out[u].z = out[u].w = 0.f;
+      }
+    }
+  }
+
  private:
   // A group's room, for this thread: float4 O [kGroups slices][kUnits][kGroupThreads], (row_max, row_sum) of two rows
   // [kMmaM][kGroupThreads].

@@ -125,7 +125,10 @@ struct SplitEpilogue {
           out.w += weight * part[i].w;
         }
       }
-      if (out_row >= sequence.seqlen_q) sum = 0.f;
+      if (out_row >= sequence.seqlen_q) {
+        sum = 0.f;
+        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
+      }
       const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
       const float inverse = SoftmaxState::inverse(sum) * scale;
       if (col < Traits::head_dim_v(params))

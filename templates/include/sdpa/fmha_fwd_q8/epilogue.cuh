@@ -49,7 +49,7 @@ struct Epilogue {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) {
         tOrO_rows(i, j) = cut(tOrO_rows(i, j) * inverse);
-        if constexpr (Traits::kHasBias) {  // rows beyond the sequence read a bias that may be NaN
+        if constexpr (Traits::kHasBias || !Traits::kQuantizesV) {  // of rows beyond the sequence it may be NaN
           if (softmax.row_sum[i] == 0.f) tOrO_rows(i, j) = 0.f;
         }
       }

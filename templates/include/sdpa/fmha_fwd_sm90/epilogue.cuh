@@ -38,6 +38,8 @@ struct Epilogue {
       if constexpr (Traits::kIsGeneral) {
         if (row_of() >= sequence.seqlen_q) {
           softmax.row_sum[i] = 0.f;
+          CUTE_UNROLL
+          for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = 0.f;  // it may be NaN
         } else if (params.sinks.data != nullptr) {
           scale = add_sink<Arch>(sink_of(params.sinks, tile.bidh), softmax.row_max[i], softmax.row_sum[i]);
         }
