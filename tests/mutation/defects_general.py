@@ -172,11 +172,20 @@ GENERAL: tuple[Mutant, ...] = (
     Mutant(
         name="empty_rows_are_not_zeroed",
         header=_EPILOGUE,
-        old="if (Traits::kIsGeneral && row >= sequence.seqlen_q) softmax.row_sum[i] = 0.f;\n",
-        new="\n",
+        old="if (Traits::kIsGeneral && row >= sequence.seqlen_q) {",
+        new="if (false) {",
         defect="rows behind a sequence's length, in a tile with others, are computed",
         kernels=Kernels.GENERAL,
         by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="empty_rows_may_be_nan",
+        header=_EPILOGUE,
+        old="        for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = 0.f;  // it may be NaN\n",
+        new="        for (int j = 0; j < 0; ++j) {}\n",
+        defect="rows behind a sequence's length become NaN where a value of the sequence is",
+        kernels=Kernels.GENERAL,
+        by=Check.IDENTITIES,
     ),
     # ---- dropout ----
     Mutant(

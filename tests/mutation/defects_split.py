@@ -36,6 +36,13 @@ def _alone(name: str, old: str, new: str, defect: str, *, header: str) -> Mutant
 
 
 SPLITS: tuple[Mutant, ...] = (
+    _split(
+        "empty_rows_may_be_nan",
+        "        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN\n",
+        "",
+        "rows behind a sequence's length become NaN where a value of the sequence is",
+        Check.IDENTITIES,
+    ),
     # ---- without KV groups ----
     _alone(
         "reads_one_row_too_few",
