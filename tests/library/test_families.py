@@ -139,7 +139,7 @@ def square(seqlen: int, head_dim: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 192, 256])
 @pytest.mark.parametrize("causal", [None, Causal.TOP_LEFT])
 @pytest.mark.parametrize("seqlen", [2048, 8192])
 def test_hoppers_family_wins_where_its_instructions_are(

@@ -230,7 +230,7 @@ def test_every_head_dim_has_every_variant_in_every_family() -> None:
         (family, head_dim, dtype, is_causal)
         for family in MODELS
         if family not in (Family.FMHA_FWD_Q8, Family.FMHA_BWD)  # all general, and for smaller head_dims too
-        for head_dim in ((64, 80, 96, 128, 256) if family is Family.FMHA_FWD_SM90 else (32, 64, 80, 96, 128))
+        for head_dim in ((64, 80, 96, 128, 160, 192, 256) if family is Family.FMHA_FWD_SM90 else (32, 64, 80, 96, 128))
         for dtype in ATTENTION_DTYPES
         for is_causal in (False, True)
     }
