@@ -71,10 +71,10 @@ UNBIASED_TILES: dict[int, tuple[FmhaTile, ...]] = {
 # head_dim → tiles of the split kernels, for few query rows and many keys: general, without masks and dropout.
 # They serve every head_dim up to theirs: memory bounds them, and columns that do not exist cost none of it.
 SPLIT_TILES: dict[int, tuple[FmhaTile, ...]] = {
-    64: tiles("m16n64_s1_w4_g4", "m32n64_s1_w8_g4"),
-    128: tiles("m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n64_s1_w4"),
-    192: tiles("m16n16_s1_w4_g4", "m32n32_s1_w4_g2", "m64n64_s1_w4"),
-    256: tiles("m16n16_s1_w4_g4", "m32n16_s1_w4_g2", "m64n64_s1_w4"),
+    64: tiles("m16n32_s1_w2_g2", "m16n64_s1_w4_g4", "m32n64_s1_w8_g4"),
+    128: tiles("m16n16_s1_w2_g2", "m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n64_s1_w4"),
+    192: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n32_s1_w4_g2", "m64n64_s1_w4"),
+    256: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n16_s1_w4_g2", "m64n64_s1_w4"),
 }
 
 # The sweep, for every head_dim of PLAIN_TILES. Warps and KV groups go with every block.
