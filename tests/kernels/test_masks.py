@@ -202,7 +202,7 @@ def test_beside_a_window_lengths_and_sinks(general_kernel: TestedKernel, dtype: 
 def test_a_bias_of_nan_at_hidden_scores_does_not_count(
     general_kernel: TestedKernel, dtype: torch.dtype
 ) -> None:
-    """Behind the diagonal, outside of a window, beyond a length: not a bit changes, at any sign of the scale."""
+    """Outside of a window or beyond a length: not a bit changes, whatever the sign of the scale."""
     rows, keys = small_sizes(general_kernel)
     inputs = random_qkv(general_kernel, rows, keys, batch=1)
     clean = random_mask(dtype, (rows, keys), general_kernel.device, density=1.0)

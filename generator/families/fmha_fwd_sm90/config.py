@@ -60,9 +60,8 @@ class FmhaFwdSm90(Kernel):
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED
         takes |= Takes.WINDOW | Takes.SINKS
-        return (
-            takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 if self.consumers == MASKED_CONSUMERS else takes
-        )
+        has_room = self.consumers == MASKED_CONSUMERS
+        return takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 if has_room else takes
 
     @property
     def functions(self) -> tuple[Function, ...]:

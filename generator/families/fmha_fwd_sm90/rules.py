@@ -34,7 +34,7 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
         lambda c: (
             not c.dropout
             or (c.general and c.consumers == MASKED_CONSUMERS)
-            or "a kernel with dropout is general and has two consumers: three leave a thread no registers for it"
+            or "a kernel with dropout is general and has two consumers; three leave no registers for it"
         ),
     ),
     Rule(

@@ -51,8 +51,10 @@ _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wai
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
 _ALU_PER_CLOCK = 128
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.0, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 2.0}
-_DROPOUT_ALU_PER_SCORE = 5.0
+# Instructions of a score in a loop's machine code, on the usual way through it: half a load, and a test and a
+# selection, or a conversion and a multiply-add; of dropout what its loop has more, 303 for 64 scores.
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 2.9, MaskType.F16: 2.6, MaskType.BF16: 2.6, MaskType.F32: 1.6}
+_DROPOUT_ALU_PER_SCORE = 4.8
 _MASK_BYTES = {MaskType.BOOL: 1, MaskType.F16: 2, MaskType.BF16: 2, MaskType.F32: 4}
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
