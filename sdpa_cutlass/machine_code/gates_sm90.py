@@ -6,7 +6,9 @@
 One instruction covers a row of S or O: CuTe builds other widths of many small ones when it does not know
 them. Each score takes one ex2, and each of a thread's two rows one more where its reference moves. Registers
 move from the warps that load to those that compute, tiles travel by TMA, and what ptxas could not keep in
-registers would be local memory. What setmaxnreg deals out is no more than the launch gave, and warps use no
+registers would be local memory. Each multiplication starts once (WARPGROUP.ARRIVE): where ptxas fears for its
+registers, it serialises the wgmma of a kernel, starts each by itself, and says so in a line that the build
+does not show. What setmaxnreg deals out is no more than the launch gave, and warps use no
 register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
 a row, of which there are two to choose from. Those with masks are a function for each kind, which reads its
 elements in pairs or one by one, and those with dropout read seed and offset.
@@ -41,6 +43,7 @@ def expected(kernel: KernelInfo) -> dict[str, int]:
     columns = next((columns for columns in (64, 32) if kernel.head_dim % columns == 0), 16)
     return {
         **{f"HGMMA {shape}": count for shape, count in sorted(shapes.items())},
+        "WARPGROUP.ARRIVE": 2 * _PLACES,
         "MUFU.EX2": _PLACES * (_ROWS * kernel.block_n // 4 + _ROWS) + sinks,
         "UTMASTG": kernel.head_dim // columns,
         "USETMAXREG.DEALLOC": 1,
@@ -54,7 +57,7 @@ def counted(mix: Mix) -> dict[str, int]:
     for opcode, count in mix.opcodes.items():
         if opcode.startswith("HGMMA."):
             found[f"HGMMA {opcode.split('.')[1]}"] += count
-        for kind in ("MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
+        for kind in ("WARPGROUP.ARRIVE", "MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
             if opcode.startswith(kind):
                 found[kind] += count
     return dict(found)

@@ -21,6 +21,7 @@ INFO = kernel_row(
 GOOD_MIX = {
     "HGMMA.64x112x16.F32": 10, "HGMMA.64x80x16.F32": 14, "MUFU.EX2": 116, "MUFU.RCP": 2, "UTMASTG.4D": 5,
     "UTMALDG.4D": 40, "USETMAXREG.DEALLOC.CTAPOOL": 1, "USETMAXREG.TRY_ALLOC.CTAPOOL": 1, "STG.E": 2,
+    "WARPGROUP.ARRIVE": 4,
 }  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def test_a_masks_function_reads_its_elements_in_pairs_or_one_by_one(
         ({"HGMMA_64x80x16_F32": 7}, "7 HGMMA 64x80x16; its tile takes 14"),
         ({"MUFU_EX2": 118}, "118 MUFU.EX2; its tile takes 116"),
         ({"USETMAXREG_DEALLOC_CTAPOOL": 0}, "0 USETMAXREG.DEALLOC; its tile takes 1"),
+        ({"WARPGROUP_ARRIVE": 24}, "24 WARPGROUP.ARRIVE; its tile takes 4"),
         ({"UTMASTG_4D": 0}, "0 UTMASTG; its tile takes 5"),
         ({"UTMALDG_4D": 0}, "no UTMALDG"),
         ({"setmaxnreg": (32, 160, 32)}, "R32 in warps that keep 32 registers"),

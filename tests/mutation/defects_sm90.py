@@ -35,8 +35,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_p_written_in_flight",
         header=_MAINLOOP,
-        old="        wait_pv(before.index);\n        convert_p(tSrS, tOrP, n_block);\n",
-        new="        convert_p(tSrS, tOrP, n_block);\n        wait_pv(before.index);\n",
+        old="      wait_pv(before.index);\n      convert_p(tSrS, kept);\n",
+        new="      convert_p(tSrS, kept);\n      wait_pv(before.index);\n",
         defect="P of the next block is written while P V of the one before reads it",
         kernels=Kernels.HOPPER,
         by=Check.RULES,
@@ -299,8 +299,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_dropout_of_the_first_keys",
         header=_MAINLOOP,
-        old="dropout.apply(by_rows, tScS, first_row, n_block * kBlockN);",
-        new="dropout.apply(by_rows, tScS, first_row, 0);",
+        old="dropout.apply(kept, tScS, first_row, n_block * kBlockN);",
+        new="dropout.apply(kept, tScS, first_row, 0);",
         defect="every block of keys drops what the first one does",
         kernels=Kernels.HOPPER_DROPOUT,
         by=Check.NUMERICS,

@@ -127,15 +127,24 @@ struct Mainloop {
       if constexpr (Traits::kMask == MaskKind::kBool) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
       softmax.template update<Traits::kHasBias>(scores, factors, params.softmax_scale_log2);
     };
-    // P as an operand of 16 bits, of which dropout leaves some.
-    const auto convert_p = [&](auto &tSrS, auto &tSrP, [[maybe_unused]] int n_block) SDPA_INLINE_LAMBDA {
-      Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
-      Tensor pairs = recast<uint32_t>(tSrP);
-      CUTE_UNROLL
-      for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+    // The elements of P that dropout leaves: all bits of these are set, two neighbouring keys in a register.
+    const auto draw = [&]([[maybe_unused]] int n_block) SDPA_INLINE_LAMBDA {
       if constexpr (Traits::kHasDropout) {
-        Tensor by_rows = make_tensor(pairs.data(), Layout<Shape<_2, _1, Int<kBlockN / 8>>, Stride<_1, _0, _2>>{});
-        dropout.apply(by_rows, tScS, first_row, n_block * kBlockN);
+        Tensor kept = make_tensor<uint32_t>(Shape<_2, _1, Int<kBlockN / 8>>{});  // (row, 1, keys / 8)
+        fill(kept, ~0u);
+        dropout.apply(kept, tScS, first_row, n_block * kBlockN);
+        return kept;
+      } else {
+        return nullptr;
+      }
+    };
+    const auto convert_p = [&](auto &tSrS, [[maybe_unused]] const auto &kept) SDPA_INLINE_LAMBDA {
+      Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
+      Tensor pairs = recast<uint32_t>(tOrP);
+      CUTE_UNROLL
+      for (int i = 0; i < size(pairs); ++i) {
+        pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+        if constexpr (Traits::kHasDropout) pairs(i) &= kept(i);
       }
     };
     const auto rescale = [&](const auto &factors) SDPA_INLINE_LAMBDA {
@@ -183,7 +192,7 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
-      convert_p(tSrS, tOrP, n_block);
+      convert_p(tSrS, draw(n_block));
     }
     // ---- the others ----
     for (--n_block; n_block >= n_block_min; --n_block) {
@@ -201,15 +210,9 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
-      if constexpr (Traits::kHasDropout) {  // its random numbers are made under P V too
-        Tensor tSrP = make_fragment_like(tOrP);
-        convert_p(tSrS, tSrP, n_block);
-        wait_pv(before.index);
-        copy(tSrP, tOrP);
-      } else {
-        wait_pv(before.index);
-        convert_p(tSrS, tOrP, n_block);
-      }
+      const auto kept = draw(n_block);  // under P V too; P's registers are written behind it
+      wait_pv(before.index);
+      convert_p(tSrS, kept);
       rescale(factors);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
