@@ -18,7 +18,7 @@ A general kernel is several functions, one for each kind of mask: see `symbols`.
 
 from __future__ import annotations
 
-from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.registry import KernelInfo, Takes
 from sdpa_cutlass.machine_code.mix import Mix
 
 _MMA_M, _MMA_N, _MMA_K = 16, 8, 16
@@ -42,7 +42,7 @@ LOOPS = 2  # of a function: for blocks of keys of which some are not seen, and f
 _LSE = {4}  # one float a row
 _Q_DIRECT = {4}  # two elements at a time, straight into the operand's registers
 _LENGTHS = {4}
-_PHILOX = {8}  # seed and offset
+PHILOX = {8}  # seed and offset
 MASK_BYTES = {"bool": 1, "bias16": 2, "bias32": 4}  # an element, by the last word of a function's symbol
 _WIDEST = 16
 QUANTIZED_LOADS = {2, 4, 16}  # Q, scales, lengths and sinks
@@ -80,10 +80,13 @@ def counted(mix: Mix) -> dict[str, int]:
 
 def symbols(kernel: KernelInfo) -> list[str]:
     """The functions of a fused kernel: the one without a mask has its name, the others a word more."""
-    if not kernel.is_general or kernel.is_split:
-        return [kernel.name]
-    masks = ["bool"] if kernel.is_unbiased else list(MASK_BYTES)
+    masks = (mask for mask in MASK_BYTES if Takes[mask.upper()] in kernel.takes)
     return [kernel.name, *(f"{kernel.name}_{mask}" for mask in masks)]
+
+
+def mask_bytes(kernel: KernelInfo, symbol: str) -> int | None:
+    """Bytes of a mask's element in one of the functions; None in that without masks."""
+    return MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
 
 
 def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
@@ -92,20 +95,20 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
         return _PARTS | _SINKS
     widths = set(_Q_DIRECT) if kernel.kv_groups > 1 and not _takes_q_by_ring(kernel) else set()
     if kernel.is_general:
-        widths |= _LENGTHS | _SINKS | (_PHILOX if kernel.has_dropout else set())
-    mask_bytes = MASK_BYTES.get(symbol.removeprefix(kernel.name).removeprefix("_"))
-    if mask_bytes is not None:
+        widths |= _LENGTHS | _SINKS | (PHILOX if kernel.has_dropout else set())
+    element = mask_bytes(kernel, symbol)
+    if element is not None:
         run = 2 if kernel.has_dropout else 8  # neighbouring keys that a thread holds: kernel_traits.cuh
-        widths |= {mask_bytes, min(run * mask_bytes, _WIDEST)}
+        widths |= {element, min(run * element, _WIDEST)}
     return widths
 
 
 def quantized_load_widths(symbol: str) -> set[int]:
     """`load_widths` of the functions of quantised kernels."""
-    mask_bytes = MASK_BYTES.get(symbol.rpartition("_")[2])
-    if mask_bytes is None:
+    element = MASK_BYTES.get(symbol.rpartition("_")[2])
+    if element is None:
         return QUANTIZED_LOADS
-    return QUANTIZED_LOADS | {mask_bytes, _QUANTIZED_RUN * mask_bytes}
+    return QUANTIZED_LOADS | {element, _QUANTIZED_RUN * element}
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:

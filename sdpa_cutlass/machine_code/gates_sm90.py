@@ -6,9 +6,12 @@
 One instruction covers a row of S or O: CuTe builds other widths of many small ones when it does not know
 them. Each score takes one ex2, and each of a thread's two rows one more where its reference moves. Registers
 move from the warps that load to those that compute, tiles travel by TMA, and what ptxas could not keep in
-registers would be local memory. What setmaxnreg deals out is no more than the launch gave, and warps use no
+registers would be local memory. Each multiplication starts once (WARPGROUP.ARRIVE): where ptxas fears for its
+registers, it serialises the wgmma of a kernel, starts each by itself, and says so in a line that the build
+does not show. What setmaxnreg deals out is no more than the launch gave, and warps use no
 register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
-a row, of which there are two to choose from.
+a row, of which there are two to choose from. Those with masks are a function for each kind, which reads its
+elements in pairs or one by one, and those with dropout read seed and offset.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 
 from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.machine_code import expected as fused
 from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.machine_code.mix import Mix
 
@@ -27,6 +31,7 @@ _LSE_BYTES = {4}
 _WARPGROUP_ROWS = 64
 _SINK_EX2 = 2  # for each row
 _LENGTH_AND_SINK_BYTES = {2, 4}
+_MASK_RUN = 2  # neighbouring columns of a mask that a thread holds
 
 
 def expected(kernel: KernelInfo) -> dict[str, int]:
@@ -38,6 +43,7 @@ def expected(kernel: KernelInfo) -> dict[str, int]:
     columns = next((columns for columns in (64, 32) if kernel.head_dim % columns == 0), 16)
     return {
         **{f"HGMMA {shape}": count for shape, count in sorted(shapes.items())},
+        "WARPGROUP.ARRIVE": 2 * _PLACES,
         "MUFU.EX2": _PLACES * (_ROWS * kernel.block_n // 4 + _ROWS) + sinks,
         "UTMASTG": kernel.head_dim // columns,
         "USETMAXREG.DEALLOC": 1,
@@ -51,7 +57,7 @@ def counted(mix: Mix) -> dict[str, int]:
     for opcode, count in mix.opcodes.items():
         if opcode.startswith("HGMMA."):
             found[f"HGMMA {opcode.split('.')[1]}"] += count
-        for kind in ("MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
+        for kind in ("WARPGROUP.ARRIVE", "MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
             if opcode.startswith(kind):
                 found[kind] += count
     return dict(found)
@@ -73,11 +79,20 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
     ]
     if not code.mix.count(r"UTMALDG"):
         found.append("no UTMALDG: its tiles do not come by TMA")
-    if not set(code.mix.widths("LDG")) <= (_LENGTH_AND_SINK_BYTES if kernel.is_general else set()):
-        found.append("loads from global memory other than by TMA")
+    if wrong := sorted(set(code.mix.widths("LDG")) - _load_widths(kernel, code.name)):
+        found.append(f"loads of {wrong} bytes from global memory other than by TMA")
     if not set(code.mix.widths("STG")) <= _LSE_BYTES:
         found.append("stores to global memory other than softmax_lse and by TMA")
     return [f"{code.name}: {problem}" for problem in found]
+
+
+def _load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
+    """Widths that the loads of one of a row's functions may have, other than TMA's."""
+    if not kernel.is_general:
+        return set()
+    element = fused.mask_bytes(kernel, symbol)
+    mask = set() if element is None else {element, _MASK_RUN * element}
+    return _LENGTH_AND_SINK_BYTES | mask | (fused.PHILOX if kernel.has_dropout else set())
 
 
 def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
@@ -97,4 +112,5 @@ def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
 
 def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
     """The rows of the family by the symbols of their functions."""
-    return {kernel.name: kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90}
+    hopper = (kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90)
+    return {symbol: kernel for kernel in hopper for symbol in fused.symbols(kernel)}

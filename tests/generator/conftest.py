@@ -28,6 +28,8 @@ TINY = (
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general_unbiased",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16",
     "fmha_fwd_sm89_d64_m32n64_s1_w8_g4_f16_general_split",
+    "fmha_fwd_sm90_d128_m128n128_s2_w12_f16_general",
+    "fmha_fwd_sm90_d128_m128n128_s2_w12_f16_general_dropout",
     "fmha_fwd_sm90_d128_m192n80_s3_w16_bf16_causal",
     "fmha_fwd_sm90_d128_m192n80_s3_w16_f16",
     "fmha_fwd_sm90_d128_m192n80_s3_w16_f16_general",
@@ -52,7 +54,7 @@ def goldens() -> Path:
 
 @pytest.fixture
 def tiny() -> Space:
-    """Two fused units, one of Hopper, two quantised ones, and one piped unit."""
+    """Two fused units, two of Hopper, two quantised ones, and one piped unit."""
     return Space(name="tiny", kernels=tuple(FAMILIES.parse(name) for name in TINY))
 
 

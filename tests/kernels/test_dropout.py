@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sdpa_cutlass.dropout import PhiloxState, dropout_mask
+from sdpa_cutlass.library.registry import Takes
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, run_case
+from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, random_sinks, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import random_mask
@@ -108,6 +109,28 @@ def test_numerics(dropout_kernel: TestedKernel, p_dropout: float) -> None:
             philox=STATE,
         )
         check_case(dropout_kernel, rich, spare_columns=8)
+
+
+@pytest.mark.parametrize("causal", ALIGNMENTS, ids=str)
+def test_beside_a_mask_a_window_lengths_and_sinks(
+    dropout_kernel: TestedKernel, causal: Causal | None
+) -> None:
+    if Takes.WINDOW not in dropout_kernel.info.takes:
+        pytest.skip("takes no window")
+    rows, keys = dropout_kernel.info.block_m - 9, 2 * dropout_kernel.info.block_n + 13
+    for mask_type in (torch.bool, torch.float16, torch.float32):
+        case = Case(
+            **random_qkv(dropout_kernel, rows, keys),
+            causal=causal,
+            mask=random_mask(mask_type, (2, 2, rows, keys), dropout_kernel.device),
+            lengths_q=Lengths(seqlens=(rows - 9, rows)),
+            lengths_k=Lengths(seqlens=(keys, keys - 20)),
+            window=(keys // 2, 9),
+            sinks=random_sinks(dropout_kernel, 2, torch.float32),
+            p_dropout=0.4,
+            philox=STATE,
+        )
+        check_case(dropout_kernel, case)
 
 
 def test_softmax_lse_is_that_of_all_keys(dropout_kernel: TestedKernel) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, run_case
+from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, random_sinks, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import BIAS_DTYPES, LAYOUTS, MASK_DTYPES, MASK_SHAPES, mask_dtypes, random_mask
@@ -177,6 +178,45 @@ def test_beside_lengths(general_kernel: TestedKernel, dtype: torch.dtype) -> Non
         lengths_k=Lengths(cu_seqlens=(2, keys + 2, keys + 25)),
     )
     check_case(general_kernel, packed)
+
+
+@pytest.mark.parametrize("dtype", MASK_DTYPES, **DTYPE_IDS)
+def test_beside_a_window_lengths_and_sinks(general_kernel: TestedKernel, dtype: torch.dtype) -> None:
+    rows, keys = small_sizes(general_kernel)
+    case = Case(
+        **random_qkv(general_kernel, rows, keys),
+        mask=random_mask(dtype, (2, 2, rows, keys), general_kernel.device),
+        lengths_q=Lengths(seqlens=(rows, rows - 9)),
+        lengths_k=Lengths(seqlens=(keys - 20, keys)),
+        sinks=random_sinks(general_kernel, 2, torch.float32),
+    )
+    for causal, window in (
+        (None, (keys // 2, 9)),
+        (Causal.BOTTOM_RIGHT, (30, -1)),
+        (Causal.TOP_LEFT, (-1, 0)),
+    ):
+        check_case(general_kernel, replace(case, causal=causal, window=window))
+
+
+@pytest.mark.parametrize("dtype", BIAS_DTYPES, **DTYPE_IDS)
+def test_a_bias_of_nan_at_hidden_scores_does_not_count(
+    general_kernel: TestedKernel, dtype: torch.dtype
+) -> None:
+    """Outside of a window or beyond a length: not a bit changes, whatever the sign of the scale."""
+    rows, keys = small_sizes(general_kernel)
+    inputs = random_qkv(general_kernel, rows, keys, batch=1)
+    clean = random_mask(dtype, (rows, keys), general_kernel.device, density=1.0)
+    row = torch.arange(rows, device=general_kernel.device)[:, None]
+    key = torch.arange(keys, device=general_kernel.device)
+    cut = keys - 30
+    hidden = (key >= cut) | (key > row + cut - rows + 5) | (key < row + cut - rows - 40)
+    case = Case(**inputs, mask=clean, lengths_k=Lengths(seqlens=(cut,)), window=(40, 5))
+    for scale in (None, -0.2):
+        expected, expected_lse = check_case(general_kernel, replace(case, scale=scale))
+        dirty = replace(case, scale=scale, mask=clean.masked_fill(hidden, math.nan))
+        out, lse = run_case(general_kernel, dirty)
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
 
 
 @pytest.mark.kernels(head_dim=64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_cutlass.library.registry import Family, Takes
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.machine_code import gates_sm90
 from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.machine_code.mix import Mix
@@ -21,6 +21,7 @@ INFO = kernel_row(
 GOOD_MIX = {
     "HGMMA.64x112x16.F32": 10, "HGMMA.64x80x16.F32": 14, "MUFU.EX2": 116, "MUFU.RCP": 2, "UTMASTG.4D": 5,
     "UTMALDG.4D": 40, "USETMAXREG.DEALLOC.CTAPOOL": 1, "USETMAXREG.TRY_ALLOC.CTAPOOL": 1, "STG.E": 2,
+    "WARPGROUP.ARRIVE": 4,
 }  # fmt: skip
 
 
@@ -56,7 +57,40 @@ def test_a_general_kernel_reads_lengths_and_sinks() -> None:
     assert gates_sm90.problems(code(MUFU_EX2=120, LDG_E=31, LDG_E_U16=2), GENERAL) == []
     assert any("116 MUFU.EX2" in line for line in gates_sm90.problems(code(LDG_E=31), GENERAL))
     loads = gates_sm90.problems(code(MUFU_EX2=120, LDG_E_128=1), GENERAL)
-    assert any("loads from global memory other than by TMA" in line for line in loads), loads
+    assert any("loads of [16] bytes from global memory" in line for line in loads), loads
+
+
+MASKED = dataclasses.replace(GENERAL, takes=GENERAL.takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32)
+DROPPING = dataclasses.replace(
+    MASKED, name=f"{MASKED.name}_dropout", takes=MASKED.takes & ~Takes.UNDROPPED | Takes.DROPOUT
+)
+
+
+def test_a_row_has_a_function_for_each_kind_of_mask() -> None:
+    names = [MASKED.name, *(f"{MASKED.name}_{mask}" for mask in ("bool", "bias16", "bias32"))]
+    assert gates_sm90.rows((INFO, MASKED)) == {INFO.name: INFO, **dict.fromkeys(names, MASKED)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mask", "widths"),
+    [
+        (MASKED, "", {2, 4}),
+        (MASKED, "_bool", {1, 2, 4}),
+        (MASKED, "_bias16", {2, 4}),
+        (MASKED, "_bias32", {2, 4, 8}),
+        (DROPPING, "", {2, 4, 8}),
+        (DROPPING, "_bool", {1, 2, 4, 8}),
+    ],
+)
+def test_a_masks_function_reads_its_elements_in_pairs_or_one_by_one(
+    kernel: KernelInfo, mask: str, widths: set[int]
+) -> None:
+    opcodes = {1: "LDG_E_U8", 2: "LDG_E_U16", 4: "LDG_E", 8: "LDG_E_64", 16: "LDG_E_128"}
+    for width, opcode in opcodes.items():
+        made = dataclasses.replace(code(MUFU_EX2=120, **{opcode: 1}), name=kernel.name + mask)
+        found = gates_sm90.problems(made, kernel)
+        assert bool(found) == (width not in widths), (opcode, found)
+        assert all(f"loads of [{width}] bytes" in line for line in found)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +102,13 @@ def test_a_general_kernel_reads_lengths_and_sinks() -> None:
         ({"HGMMA_64x80x16_F32": 7}, "7 HGMMA 64x80x16; its tile takes 14"),
         ({"MUFU_EX2": 118}, "118 MUFU.EX2; its tile takes 116"),
         ({"USETMAXREG_DEALLOC_CTAPOOL": 0}, "0 USETMAXREG.DEALLOC; its tile takes 1"),
+        ({"WARPGROUP_ARRIVE": 24}, "24 WARPGROUP.ARRIVE; its tile takes 4"),
         ({"UTMASTG_4D": 0}, "0 UTMASTG; its tile takes 5"),
         ({"UTMALDG_4D": 0}, "no UTMALDG"),
         ({"setmaxnreg": (32, 160, 32)}, "R32 in warps that keep 32 registers"),
         ({"setmaxnreg": (40, 160, 31)}, "520 registers are dealt out to 4 threads; the launch gave 512"),
         ({"setmaxnreg": ()}, "no USETMAXREG"),
-        ({"LDG_E": 1}, "loads from global memory other than by TMA"),
+        ({"LDG_E": 1}, "loads of [4] bytes from global memory other than by TMA"),
         ({"STG_E_128": 1}, "stores to global memory other than softmax_lse"),
     ],
 )

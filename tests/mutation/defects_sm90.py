@@ -10,6 +10,7 @@ _EPILOGUE = "fmha_fwd_sm90/epilogue.cuh"
 _PIPELINE = "fmha_fwd_sm90/pipeline.cuh"
 _KERNEL = "fmha_fwd_sm90/kernel.cuh"
 _LAUNCH = "fmha_fwd_sm90/launch.cuh"
+_MASK = "fmha_fwd_sm90/dense_mask.cuh"
 
 HOPPER: tuple[Mutant, ...] = (
     # ---- waits, releases, fences ----
@@ -34,8 +35,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_p_written_in_flight",
         header=_MAINLOOP,
-        old="      wait_pv(before.index);\n      convert_p(tSrS);\n",
-        new="      convert_p(tSrS);\n      wait_pv(before.index);\n",
+        old="      wait_pv(before.index);\n      convert_p(tSrS, kept);\n",
+        new="      convert_p(tSrS, kept);\n      wait_pv(before.index);\n",
         defect="P of the next block is written while P V of the one before reads it",
         kernels=Kernels.HOPPER,
         by=Check.RULES,
@@ -266,5 +267,42 @@ HOPPER: tuple[Mutant, ...] = (
         defect="a ragged map does not go back by as many rows as its second coordinate goes forward",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.GUARD_PAGES,
+    ),
+    # ---- masks and dropout ----
+    Mutant(
+        name="hopper_mask_of_the_other_row",
+        header=_MASK,
+        old="load_pair(words[i][u], from[i] +",
+        new="load_pair(words[i][u], from[0] +",
+        defect="both rows of a thread have the mask of the first",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_mask_beyond_the_last_key",
+        header=_MASK,
+        old="ref.is_vectorised && first_col + Traits::kBlockN <= seqlen_k",
+        new="ref.is_vectorised",
+        defect="a mask is read behind its last column",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.GUARD_PAGES,
+    ),
+    Mutant(
+        name="hopper_bias_with_the_scales_size",
+        header=_LAUNCH,
+        old="params.mask.scores_scale = p.softmax_scale;",
+        new="",
+        defect="a negative scale loses its sign where a bias is added",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_dropout_of_the_first_keys",
+        header=_MAINLOOP,
+        old="dropout.apply(kept, tScS, first_row, n_block * kBlockN);",
+        new="dropout.apply(kept, tScS, first_row, 0);",
+        defect="every block of keys drops what the first one does",
+        kernels=Kernels.HOPPER_DROPOUT,
+        by=Check.NUMERICS,
     ),
 )

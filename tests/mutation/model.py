@@ -37,7 +37,8 @@ class Kernels(Enum):
     HOPPER_ONE_Q = ("d128_m192n80_s3_w16_f16_causal",)
     """Three consumers; the next tile's Q waits for this one's."""
     HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
-    """Lengths, packed sequences, windows and sinks by ragged tensor maps."""
+    """Lengths, packed sequences, windows and sinks by ragged tensor maps; masks."""
+    HOPPER_DROPOUT = ("d64_m128n128_s3_w12_f16_general_dropout",)
     COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
     """Those that merge partial results."""
     BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
@@ -56,6 +57,7 @@ class Kernels(Enum):
             Kernels.HOPPER: "fmha_fwd_sm90",
             Kernels.HOPPER_ONE_Q: "fmha_fwd_sm90",
             Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
+            Kernels.HOPPER_DROPOUT: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
             Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
@@ -67,7 +69,12 @@ class Kernels(Enum):
     @property
     def is_of_hopper(self) -> bool:
         """Kernels of the family fmha_fwd_sm90."""
-        return self in (Kernels.HOPPER, Kernels.HOPPER_ONE_Q, Kernels.HOPPER_GENERAL)
+        return self in (
+            Kernels.HOPPER,
+            Kernels.HOPPER_ONE_Q,
+            Kernels.HOPPER_GENERAL,
+            Kernels.HOPPER_DROPOUT,
+        )
 
     @property
     def is_of_fmha_fwd(self) -> bool:

@@ -63,6 +63,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.HOPPER_GENERAL: _GENERAL,
     Kernels.DROPOUT: ("test_dropout.py", "test_large_scores.py", *_GENERAL),
+    Kernels.HOPPER_DROPOUT: ("test_dropout.py",),
     Kernels.COMBINE: ("test_merge.py",),
     Kernels.QUANTIZED: (
         "test_quantized_model.py",

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from generator.core.arch import Arch
 from generator.core.kernel import ELEMENT_BYTES, DType, Function, Kernel, Op, Takes, Tile, ceil_div
+from generator.families.fmha_fwd.config import MaskKind
 
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64  # query rows that one wgmma covers
@@ -22,13 +23,20 @@ OUT_IN_Q_ELEMENTS = 512
 # Registers for S, P and O up to which a second CTA of two consumers fits on an SM.
 SMALL_ACCUMULATORS = 72
 
+# Whose threads have registers for masks and dropout.
+MASKED_CONSUMERS = 2
+
 # What a consumer's thread holds next to its accumulators: descriptors, row statistics, loop state.
 OTHER_REGISTERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class FmhaFwdSm90(Kernel):
-    """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load."""
+    """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load.
+
+    A general kernel with two consumers takes masks, and has a variant with dropout: three leave a thread no
+    registers for either.
+    """
 
     family: ClassVar[str] = "fmha_fwd_sm90"
     op: ClassVar[Op] = Op.FORWARD
@@ -37,7 +45,8 @@ class FmhaFwdSm90(Kernel):
     tile: Annotated[Tile, "_"]
     dtype: Annotated[DType, "_"]
     causal: Annotated[bool, "_causal"] = False  # known when compiled
-    general: Annotated[bool, "_general"] = False  # causal, window, sinks, lengths at run time
+    general: Annotated[bool, "_general"] = False  # causal, window, sinks, lengths, masks at run time
+    dropout: Annotated[bool, "_dropout"] = False
 
     @classmethod
     def lead(cls) -> str:
@@ -46,15 +55,22 @@ class FmhaFwdSm90(Kernel):
     @property
     def takes(self) -> Takes:
         """Columns below head_dim cost nothing: what lies outside of a tensor map reads as zeros."""
-        takes = Takes.UNDROPPED | Takes.SMALLER_HEAD_DIM
+        takes = Takes.SMALLER_HEAD_DIM | (Takes.DROPOUT if self.dropout else Takes.UNDROPPED)
         if not self.general:
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED
-        return takes | Takes.WINDOW | Takes.SINKS
+        takes |= Takes.WINDOW | Takes.SINKS
+        has_room = self.consumers == MASKED_CONSUMERS
+        return takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 if has_room else takes
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        return (Function(symbol=self.name, cpp_mask=""),)
+        """One for each kind of mask that it takes, no mask first."""
+        return tuple(
+            Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
+            for kind in MaskKind
+            if kind.takes in self.takes
+        )
 
     @property
     def consumers(self) -> int:

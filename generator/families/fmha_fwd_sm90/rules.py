@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from generator.core.rules import RESOURCES, Rule, head_dim_rule
 from generator.families.fmha_fwd_sm90.config import (
+    MASKED_CONSUMERS,
     OTHER_REGISTERS,
     WARPGROUP_ROWS,
     WARPGROUP_WARPS,
@@ -14,6 +15,7 @@ from generator.families.fmha_fwd_sm90.config import (
 )
 
 MAX_HEAD_DIM = 256
+DROPOUT_BLOCK_N = 32
 MAX_BLOCK_N = 256  # of a wgmma, and of a TMA box
 
 # Registers of a consumer's thread after setmaxnreg, by the number of consumers.
@@ -25,6 +27,24 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
         "general_causal",
         "general and causal exclude each other",
         lambda c: not (c.general and c.causal) or "a general kernel takes causal at run time",
+    ),
+    Rule(
+        "dropout",
+        "dropout only in general kernels, with two consumers",
+        lambda c: (
+            not c.dropout
+            or (c.general and c.consumers == MASKED_CONSUMERS)
+            or "a kernel with dropout is general and has two consumers; three leave no registers for it"
+        ),
+    ),
+    Rule(
+        "dropout_block_n",
+        f"block_n with dropout is a multiple of {DROPOUT_BLOCK_N}",
+        lambda c: (
+            not c.dropout
+            or c.tile.block_n % DROPOUT_BLOCK_N == 0
+            or f"dropout goes by {DROPOUT_BLOCK_N} keys, which do not divide block_n {c.tile.block_n}"
+        ),
     ),
     Rule(
         "block_m",

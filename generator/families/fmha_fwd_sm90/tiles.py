@@ -14,7 +14,7 @@ from itertools import chain, product
 from generator.core.arch import Arch
 from generator.core.kernel import DType, Tile
 from generator.core.space import Listing
-from generator.families.fmha_fwd_sm90.config import FmhaFwdSm90
+from generator.families.fmha_fwd_sm90.config import MASKED_CONSUMERS, WARPGROUP_ROWS, FmhaFwdSm90
 
 TilesByHeadDim = Mapping[int, Sequence[Tile]]
 
@@ -35,7 +35,7 @@ TILES: dict[int, tuple[Tile, ...]] = {
     256: tiles("m128n64_s2_w12"),
 }
 
-# head_dim → tiles of the general kernels. Those whose state leaves too few registers have fewer keys.
+# head_dim → tiles of the general kernels. Those of 128 rows take masks, and come with and without dropout.
 GENERAL: dict[int, tuple[Tile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
@@ -55,6 +55,7 @@ SWEEP_STAGES = (2, 3, 4)
 Variant = Callable[..., FmhaFwdSm90]
 PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, partial(FmhaFwdSm90, causal=True))
 GENERAL_VARIANT: Variant = partial(FmhaFwdSm90, general=True)
+DROPOUT_VARIANT: Variant = partial(FmhaFwdSm90, general=True, dropout=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +82,10 @@ def smoke(tables: Tables = TABLES) -> Listing:
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype, causal and not, or general."""
+    """Every tile in every dtype, causal and not, or general, with dropout where there is room."""
     plain = _kernels(tables.arch, tables.tiles)
-    return Listing(kernels=chain(plain, _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))))
+    general = _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))
+    return Listing(kernels=chain(plain, general, _with_dropout(tables)))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:
@@ -99,6 +101,13 @@ def sweep(tables: Tables = TABLES) -> Listing:
             for head_dim, tile in product(tables.tiles, swept)
         )
     )
+
+
+def _with_dropout(tables: Tables) -> Iterator[FmhaFwdSm90]:
+    """The variants with dropout of the general tiles that have registers for it."""
+    for head_dim, listed in tables.general.items():
+        few = tuple(tile for tile in listed if tile.block_m == WARPGROUP_ROWS * MASKED_CONSUMERS)
+        yield from _kernels(tables.arch, {head_dim: few}, variants=(DROPOUT_VARIANT,))
 
 
 def _kernels(

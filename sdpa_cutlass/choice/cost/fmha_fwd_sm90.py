@@ -12,6 +12,9 @@ H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that
 were within 6 %. Since Q has two buffers, what a further tile costs is fitted to 80 measurements on an H100
 (benchmarks/results/tuning/2026-11-25-h100-orders.json), of which half are within 4.3 %. What general kernels
 cost more was fitted to `benchmarks.compare_kernels` on the H200.
+Masks and dropout are predictions: nothing of them was measured in this family. Their instructions, counted in
+the machine code, are taken to run under nothing; and where all SMs read a mask and K and V, these come at the
+rate that K and V alone were read from the L2 cache.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
@@ -21,7 +24,7 @@ import math
 
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
-from ...problem import Problem
+from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
 from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
@@ -47,6 +50,13 @@ _HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there ar
 _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
+_ALU_PER_CLOCK = 128
+# Instructions of a score in a loop's machine code, on the usual way through it: half a load, and a test and a
+# selection, or a conversion and a multiply-add; of dropout what its loop has more, 303 for 64 scores.
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 2.9, MaskType.F16: 2.6, MaskType.BF16: 2.6, MaskType.F32: 1.6}
+_DROPOUT_ALU_PER_SCORE = 4.8
+_MASK_BYTES = {MaskType.BOOL: 1, MaskType.F16: 2, MaskType.BF16: 2, MaskType.F32: 4}
+_L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
 # Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
 # problems of 512 to 2048 keys (H200, 2026-11-25).
@@ -76,6 +86,14 @@ class FmhaFwdSm90(Model):
             self._block *= _CAUSAL_LOSS
         if kernel.is_general:
             self._block *= _GENERAL_LOSS[consumers]
+        scores = kernel.block_m * kernel.block_n  # of a block
+        self._loads = 0.0  # of a block, in clocks
+        if problem.mask is not None:
+            self._block += scores * _MASK_ALU_PER_SCORE[problem.mask] / _ALU_PER_CLOCK
+            loaded = scores * _MASK_BYTES[problem.mask] + 4 * kernel.block_n * kernel.head_dim
+            self._loads = loaded / _L2_BYTES_PER_CLOCK
+        if problem.has_dropout:
+            self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
         if kernel.is_general:
             self._tile += _GENERAL_TILE_CYCLES
@@ -84,9 +102,9 @@ class FmhaFwdSm90(Model):
         self._first = _FIRST_CYCLES[consumers]
         is_unaligned = problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
         columns = math.gcd(kernel.head_dim, 64)
-        self._loads = 0.0  # of a block, in clocks
         if is_unaligned:
-            self._loads = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
+            unaligned = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
+            self._loads = max(self._loads, unaligned)
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self.rows_of_a_price = _ROWS_OF_A_PRICE

@@ -9,6 +9,7 @@ extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
+extern const KernelRow kfmha_fwd_sm90_d128_m128n128_s2_w12_rows[2];
 extern const KernelRow kfmha_fwd_sm90_d128_m192n80_s3_w16_rows[3];
 extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
@@ -19,12 +20,13 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
+    {kfmha_fwd_sm90_d128_m128n128_s2_w12_rows, 2},
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 8;
+extern const int kNumRowSpans = 9;
 
-extern const char *const kGeneratorDigest = "9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1";
+extern const char *const kGeneratorDigest = "93ca789a5f61c08ec6a4ca1809f5d88b96aa8111da3388c242ae082a1092bf7f";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

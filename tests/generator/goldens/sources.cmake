@@ -20,10 +20,11 @@ set(SDPA_UNITS_fmha_fwd_sm89
 )
 set(SDPA_ARCHS_fmha_fwd_sm90_sm90 90a-real)
 set(SDPA_UNITS_fmha_fwd_sm90_sm90
+  units/fmha_fwd_sm90_d128_m128n128_s2_w12.cu
   units/fmha_fwd_sm90_d128_m192n80_s3_w16.cu
 )
 set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1)
+set(SDPA_GENERATED_DIGEST 93ca789a5f61c08ec6a4ca1809f5d88b96aa8111da3388c242ae082a1092bf7f)

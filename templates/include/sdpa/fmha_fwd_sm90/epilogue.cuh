@@ -46,6 +46,7 @@ struct Epilogue {
       }
       float inverse = SoftmaxState::inverse(softmax.row_sum[i]);
       if constexpr (Traits::kIsGeneral) inverse *= scale;
+      if constexpr (Traits::kHasDropout) inverse *= params.dropout.keep_scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
       const int row = row_of();

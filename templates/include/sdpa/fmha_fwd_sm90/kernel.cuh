@@ -1,11 +1,12 @@
 // The fused forward kernel of sm_90: a CTA computes tiles of kBlockM query rows of one head, one after another.
 //
-//   O = softmax(Q Kᵀ · softmax_scale, masked) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
-//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)   float32 [B, Hq, Sq]
+//   O = dropout(softmax(Q Kᵀ · softmax_scale, masked)) V      Q, O [B, Hq, Sq, D]   K, V [B, Hkv, Sk, D]
+//   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)             float32 [B, Hq, Sq]
 //
 // Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
 // run time, and take lengths, packed sequences, a window and sinks. Their tiles are unlike each other, and some lie
-// beyond their sequence: each has a CTA of its own.
+// beyond their sequence: each has a CTA of its own. Those with two consumers have a function for each kind of mask, so
+// that none has to keep registers for the others, and a variant with dropout.
 //
 // One warp loads tiles by TMA (tile_load.cuh); two or three warpgroups compute 64 rows each with wgmma (mainloop.cuh) and
 // store them (epilogue.cuh). They meet at the barriers of pipeline.cuh, never at one of the whole CTA. kernel_traits.cuh
@@ -93,7 +94,7 @@ struct Kernel {
                                Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)
       clear(tOrO);
       typename Mainloop<Traits>::SoftmaxState softmax;
-      Mainloop<Traits>::run(params, smem, consumer, tile.m_block, sequence, keys, own, slot_q, slot, tOrO, softmax);
+      Mainloop<Traits>::run(params, smem, consumer, tile, sequence, keys, own, slot_q, slot, tOrO, softmax);
       if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
         const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
         Epilogue<Traits>::store(params, smem, consumer, same_tile, Sequence::make(params, same_tile.bidb), tOrO,

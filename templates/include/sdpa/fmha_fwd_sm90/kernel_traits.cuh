@@ -28,7 +28,7 @@ inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_,
-          bool kIsGeneral_>
+          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -40,6 +40,10 @@ struct KernelTraits {
   static constexpr int kStages = kStages_;
   static constexpr bool kIsCausal = kIsCausal_;
   static constexpr bool kIsGeneral = kIsGeneral_;
+  static constexpr bool kHasDropout = kHasDropout_;
+  static constexpr MaskKind kMask = kMask_;
+  static constexpr bool kHasMask = kMask != MaskKind::kNone;
+  static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr bool kMayHaveWindow = kIsGeneral;
 
@@ -56,6 +60,8 @@ struct KernelTraits {
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
+  static_assert((!kHasMask && !kHasDropout) || (kIsGeneral && kConsumers == 2),
+                "masks and dropout are a general kernel's, and take registers that three consumers do not have");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
   static_assert(kAccumulatorRegisters <= (kConsumers == 3 ? 132 : 200), "S, P and O are in registers at once");
@@ -63,11 +69,26 @@ struct KernelTraits {
   SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
     if constexpr (kIsGeneral) {
       if (!params.is_causal)
-        return params.scheduler.template tile<false, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
+        return params.scheduler.template tile<false, kHasMask, CausalOrder::kLongestFirst>(static_cast<int>(index));
     }
     if constexpr (kIsCausal) return causal_tile(params, index);
-    return params.scheduler.template tile<kMayBeCausal, false, CausalOrder::kLongestFirst>(static_cast<int>(index));
+    return params.scheduler.template tile<kMayBeCausal, kHasMask, CausalOrder::kLongestFirst>(static_cast<int>(index));
   }
+
+  // ---- masks and dropout ----
+  // Pairs of a mask's columns in each of a thread's two rows that are asked for before the products which make the
+  // scores: half as many as long as S, P, O and these leave the other registers too few.
+  static constexpr int kMaskRegisters = 192 - kAccumulatorRegisters;
+  static constexpr int kMaskWords = kMask == MaskKind::kBias32 ? 4 : 2;  // of a pair in both rows
+  static constexpr int mask_pairs_ahead(int pairs) {
+    return pairs % 2 != 0 || pairs * kMaskWords <= kMaskRegisters ? pairs : mask_pairs_ahead(pairs / 2);
+  }
+  static constexpr int kMaskPairsAhead = mask_pairs_ahead(kBlockN / 8);
+  static_assert(kMask != MaskKind::kBool || kMaskPairsAhead == kBlockN / 8,
+                "whether a block is all true is asked of all of it");
+  static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
+  static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
+  static constexpr bool kPermuteKeys = false;
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
   SDPA_DEVICE static int position(const Params &, int row) { return row; }

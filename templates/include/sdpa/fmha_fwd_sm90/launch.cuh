@@ -8,6 +8,7 @@
 #include "sdpa/arch/target_sm90.hpp"
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/set_params.hpp"
+#include "sdpa/fmha_fwd/launch.cuh"
 #include "sdpa/fmha_fwd_sm90/kernel.cuh"
 #include "sdpa/registry.hpp"
 
@@ -153,6 +154,13 @@ Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, Ragg
 template <class Traits>
 Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
   set_general_params<Traits>(params, p);
+  if constexpr (Traits::kHasMask) params.mask = to_mask(p, Traits::kMaskRun);
+  if constexpr (Traits::kHasBias) {  // it meets scores that were scaled, with their sign
+    params.softmax_scale_log2 = kLog2e;
+    params.mask.scores_scale = p.softmax_scale;
+    params.negate_q = 0;
+  }
+  if constexpr (Traits::kHasDropout) params.dropout = fmha_fwd::to_dropout(p);
   const Extents extents(p);
   Steps step_out;
   Status status = make_ragged_map<Traits>(params.map_q, params.step_q, params.ragged_q, "q", p.q, p.head_dim,
@@ -167,6 +175,7 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
     status = make_ragged_map<Traits>(params.map_out, step_out, params.ragged_out, "out", p.out, p.head_dim_v,
                                      p.out_stride, extents.q, kWarpRows);
   set_grid<Traits>(params, p, Traits::Arch::num_sms());
+  if (Traits::kHasMask && p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
   return status;
 }
 
@@ -199,12 +208,12 @@ struct Function {
 };
 
 template <class Function>
-Status launch(const sdpa_params &p, void *stream) {
+Status launch_function(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
   typename Traits::Params params;
   Status status;
   if constexpr (Traits::kIsGeneral) {
-    params = {};  // masks and dropout are not this family's yet
+    params = {};
     status = to_general_params<Traits>(params, p);
   } else {
     status = to_params<Traits>(params, p);
@@ -214,29 +223,52 @@ Status launch(const sdpa_params &p, void *stream) {
                               Traits::kSmemBytes, params, stream);
 }
 
-// What a kernel takes: the same that the generator says of it.
-template <class Traits>
-constexpr uint64_t takes() {
-  constexpr uint64_t kEvery = SDPA_TAKES_UNDROPPED | SDPA_TAKES_SMALLER_HEAD_DIM;
-  if (Traits::kIsGeneral)
-    return kEvery | SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_WINDOW |
-           SDPA_TAKES_SINKS;
-  return kEvery | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
+// Launches the function for the problem's kind of mask.
+template <class Function, class... Others>
+Status launch(const sdpa_params &p, void *stream) {
+  if (mask_kind(static_cast<MaskType>(p.mask_type)) == Function::Traits::kMask)
+    return launch_function<Function>(p, stream);
+  if constexpr (sizeof...(Others) > 0) {
+    return launch<Others...>(p, stream);
+  } else {
+    return make_status(SDPA_NOT_SUPPORTED, "mask_type %d: %s takes no such mask", p.mask_type,
+                       Function::Traits::kFacts.name);
+  }
 }
 
-// Function's Traits add kFacts to KernelTraits.
-template <class Function, int kNumDetails>
+// What a kernel of these functions takes: the same that the generator says of it.
+template <class Traits, class... Others>
+constexpr uint64_t takes() {
+  uint64_t bits = SDPA_TAKES_SMALLER_HEAD_DIM | (Traits::kHasDropout ? SDPA_TAKES_DROPOUT : SDPA_TAKES_UNDROPPED);
+  if constexpr (!Traits::kIsGeneral) return bits | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
+  bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_WINDOW |
+          SDPA_TAKES_SINKS;
+  for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
+    if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;
+    if (mask == MaskKind::kBias16) bits |= SDPA_TAKES_BIAS16;
+    if (mask == MaskKind::kBias32) bits |= SDPA_TAKES_BIAS32;
+  }
+  return bits;
+}
+
+// One function for each kind of mask that the kernel takes, no mask first; their Traits differ in kMask alone, and add
+// kFacts to KernelTraits.
+template <class First, class... Others, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
-  using Traits = typename Function::Traits;
-  static_assert(Traits::kFacts.takes == takes<Traits>(), "the generator and the kernel disagree on what it takes");
+  using Traits = typename First::Traits;
+  static_assert(sizeof...(Others) < kMaxFunctions);
+  static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
+                "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
   KernelRow row = sdpa::make_row(Traits::kFacts, details);
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;
   row.workspace_bytes = [](const sdpa_params &) -> uint64_t { return 0; };
-  row.launch = launch<Function>;
-  row.functions[0] = reinterpret_cast<const void *>(Function::kKernel);
+  row.launch = launch<First, Others...>;
+  row.functions[0] = reinterpret_cast<const void *>(First::kKernel);
+  int index = 1;
+  ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
   row.threads = Traits::kThreads;
   return row;
 }

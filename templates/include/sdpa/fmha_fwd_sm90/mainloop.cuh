@@ -3,15 +3,18 @@
 //   for every key block n, from the last to the first:  S(n) = Q Kᵀ,  mask,  P(n) = streaming softmax (S(n)),  O += P V
 //
 // Q Kᵀ of block n and P V of block n + 1 are queued together, and the softmax of block n runs under P V. The turn at the
-// tensor cores is held while both are queued. O is rescaled behind the wait, so no accumulator is touched in flight.
+// tensor cores is held while both are queued. O is rescaled behind the wait, so no accumulator is touched in flight. A
+// general kernel may add a dense mask to the scores, asked for before Q Kᵀ, and drop elements of P, also under P V.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "sdpa/arch/pack.hpp"
+#include "sdpa/attention/dropout.cuh"
 #include "sdpa/attention/key_range.cuh"
 #include "sdpa/attention/mask.cuh"
 #include "sdpa/attention/softmax.cuh"
+#include "sdpa/fmha_fwd_sm90/dense_mask.cuh"
 #include "sdpa/fmha_fwd_sm90/pipeline.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -30,7 +33,7 @@ struct Mainloop {
 
   // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `keys` is the tile's range, `own` the warpgroup's part of it.
   template <class Accumulator>
-  SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, int m_block,
+  SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, const WorkTile &tile,
                               const Sequence &sequence, const KeyRange &keys, const KeyRange &own,
                               const Slot<Traits::kStagesQ> &slot_q, Slot<Traits::kStages> &slot, Accumulator &tOrO,
                               SoftmaxState &softmax) {
@@ -53,10 +56,10 @@ struct Mainloop {
     Tensor tScS = make_tensor(tScS_.data(), wgmma_rows_cols(tScS_.layout()));        // (2, cols) → (row, key)
     Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));     // (2, cols)
     Tensor tOrP = make_tensor<Element>(wgmma_as_operand_a(make_scores().layout()));  // ((2, 2, 2), 1, kBlockN / 16)
-    [[maybe_unused]] const int first_row = m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    [[maybe_unused]] const int first_row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
     const int n_block_min = Traits::kMayHaveWindow ? own.n_block_min : 0;
     // Blocks whose scores are not as they come: from the first one on, and under a window before the last one.
-    const int first_special = params.negate_q ? 0 : own.n_block_full;
+    const int first_special = !Traits::kHasBias && params.negate_q ? 0 : own.n_block_full;
     const int last_special = Traits::kMayHaveWindow ? own.n_block_full_min : 0;
 
     const auto queue_qk = [&](auto &tSrS, int stage) SDPA_INLINE_LAMBDA {
@@ -86,11 +89,29 @@ struct Mainloop {
       Arch::fence_operand(tOrP);
       release<Arch>(&smem.v_empty[stage]);  // V was read by this warp
     };
+    // ---- what only some general kernels have ----
+    [[maybe_unused]] const int seqlen_k = sequence.seqlen_k;
+    [[maybe_unused]] auto mask = [&] {
+      if constexpr (Traits::kHasMask) {
+        return DenseMask<Traits>(params.mask, tile, sequence, tScS, first_row);
+      } else {
+        return nullptr;
+      }
+    }();
+    [[maybe_unused]] const auto dropout = [&] {
+      if constexpr (Traits::kHasDropout) {
+        return Dropout<Traits>(params, tile);
+      } else {
+        return nullptr;
+      }
+    }();
+
     // S → P, both in the registers of S; factors of what O is to be rescaled with.
     const auto exponentiate = [&](auto &tSrS, int n_block, auto &factors) SDPA_INLINE_LAMBDA {
       Tensor scores = make_tensor(tSrS.data(), wgmma_rows_cols(tSrS.layout()));  // (2, cols)
+      if constexpr (Traits::kHasBias) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
       if (n_block >= first_special || (Traits::kMayHaveWindow && n_block < last_special)) {
-        if (params.negate_q) {
+        if (!Traits::kHasBias && params.negate_q) {  // a bias meets scores that have their sign
           CUTE_UNROLL
           for (int i = 0; i < size(tSrS); ++i) tSrS(i) = -tSrS(i);
         }
@@ -103,13 +124,28 @@ struct Mainloop {
         }
       }
       fill(factors, 1.f);
-      softmax.template update<false>(scores, factors, params.softmax_scale_log2);
+      if constexpr (Traits::kMask == MaskKind::kBool) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
+      softmax.template update<Traits::kHasBias>(scores, factors, params.softmax_scale_log2);
     };
-    const auto convert_p = [&](auto &tSrS) SDPA_INLINE_LAMBDA {
+    // The elements of P that dropout leaves: all bits of these are set, two neighbouring keys in a register.
+    const auto draw = [&]([[maybe_unused]] int n_block) SDPA_INLINE_LAMBDA {
+      if constexpr (Traits::kHasDropout) {
+        Tensor kept = make_tensor<uint32_t>(Shape<_2, _1, Int<kBlockN / 8>>{});  // (row, 1, keys / 8)
+        fill(kept, ~0u);
+        dropout.apply(kept, tScS, first_row, n_block * kBlockN);
+        return kept;
+      } else {
+        return nullptr;
+      }
+    };
+    const auto convert_p = [&](auto &tSrS, [[maybe_unused]] const auto &kept) SDPA_INLINE_LAMBDA {
       Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
       Tensor pairs = recast<uint32_t>(tOrP);
       CUTE_UNROLL
-      for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+      for (int i = 0; i < size(pairs); ++i) {
+        pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+        if constexpr (Traits::kHasDropout) pairs(i) &= kept(i);
+      }
     };
     const auto rescale = [&](const auto &factors) SDPA_INLINE_LAMBDA {
       if (factors(0) == 1.f && factors(1) == 1.f) return;
@@ -146,6 +182,7 @@ struct Mainloop {
     // ---- the first block ----
     Tensor factors = make_tensor<float>(Shape<_2, _1>{});
     {
+      if constexpr (Traits::kHasMask) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
       Tensor tSrS = make_scores();
       Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
       Turn<Traits>::wait(consumer);
@@ -155,12 +192,13 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
-      convert_p(tSrS);
+      convert_p(tSrS, draw(n_block));
     }
     // ---- the others ----
     for (--n_block; n_block >= n_block_min; --n_block) {
       const Slot<Traits::kStages> before = slot;  // of block n + 1
       slot.advance();
+      if constexpr (Traits::kHasMask) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
       Tensor tSrS = make_scores();
       Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
       Turn<Traits>::wait(consumer);
@@ -172,8 +210,9 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
+      const auto kept = draw(n_block);  // under P V too; P's registers are written behind it
       wait_pv(before.index);
-      convert_p(tSrS);
+      convert_p(tSrS, kept);
       rescale(factors);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
