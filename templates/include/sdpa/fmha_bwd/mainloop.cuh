@@ -36,6 +36,12 @@ struct OwnedTile {
   int bidh_kv;
 };
 
+// What fmha_bwd's own roles do about dQ in the loop of those that own keys: nothing. fmha_bwd_fused makes it there, of
+// the same dS: see its dq_relay.cuh.
+struct NoDq {
+  static constexpr bool kIsMade = false;
+};
+
 template <class Traits>
 struct Mainloop {
   using Arch = typename Traits::Arch;
@@ -50,9 +56,10 @@ struct Mainloop {
   static constexpr int kStages = Traits::kStages;
 
   // dkq and dv ((2, 2), MMA_M, MMA_K) must be zero; dv is not touched in the rows role. The range is not empty.
-  template <class Accumulator>
+  template <class Accumulator, class Dq = NoDq>
   SDPA_DEVICE static void run(const Params &params, const OwnedTile &tile, const Sequence &sequence, const Range &range,
-                              char *smem, Accumulator &acc0, Accumulator &acc1) {
+                              char *smem, Accumulator &acc0, Accumulator &acc1, [[maybe_unused]] Dq &&dq = Dq{}) {
+    constexpr bool kMakesDq = std::remove_reference_t<Dq>::kIsMade;
     const int tid = Arch::thread_idx();
     Element *const smem_elements = reinterpret_cast<Element *>(smem);
     float2 *const smem_statistics = reinterpret_cast<float2 *>(smem + Traits::kOffsetStatistics);
@@ -141,10 +148,13 @@ struct Mainloop {
     copy_own1.template load<true>(copy_own1.source(), tile.block, smem_elements + Traits::kTileA, own_left,
                                   params.head_dim_v);
     const int num_heads = kOwnsKeys ? params.heads_per_kv : 1;
+    const auto block_of = [&](int step) SDPA_INLINE_LAMBDA {  // the last one comes first where dQ is made
+      return kMakesDq ? range.min + range.max - 1 - step : step;
+    };
     int ahead_head = 0, ahead = range.min;
     const auto load_ahead = [&](int slot) SDPA_INLINE_LAMBDA {
       if (ahead_head < num_heads) {
-        load_b(ahead_head, ahead, slot);
+        load_b(ahead_head, block_of(ahead), slot);
         if (++ahead == range.max) {
           ahead = range.min;
           ++ahead_head;
@@ -182,10 +192,12 @@ struct Mainloop {
     for (int head = 0; head < num_heads; ++head) {
       if constexpr (Traits::kHasDropout) dropout.head = tile.bidb * params.num_heads_q + tile.bidh + head;
       CUTE_NO_UNROLL
-      for (int block = range.min; block < range.max; ++block) {
+      for (int step = range.min; step < range.max; ++step) {
+        const int block = block_of(step);
         Arch::template cp_async_wait<kStages - 2>();
         Arch::syncthreads();  // B0 and B1 of this tile are visible; free_slot was read by everyone
         load_ahead(free_slot);
+        if constexpr (kMakesDq) dq.pass_on();
 
         const bool needs_mask = block < range.full_min || block >= range.full_max;
         const int first_stream = block * kStream;
@@ -246,7 +258,9 @@ struct Mainloop {
           for (int i = 0; i < size(tSrD); ++i) tSrD(i) = tSrS(i) == 0.f ? 0.f : tSrD(i);
         }
         Tensor pairs = packed(tSrD, KeepAll{});
+        if constexpr (kMakesDq) dq.keep(pairs);
         accumulate(acc0, pairs, slot, 0);
+        if constexpr (kMakesDq) dq.add(tile.bidh + head, block);
 
         free_slot = slot;
         slot = slot + 1 == kStages ? 0 : slot + 1;

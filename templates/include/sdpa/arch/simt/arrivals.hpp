@@ -6,6 +6,8 @@
 //                  same thread's), and a fence of either thread
 //   load_device    reads what others left: behind the arrival, a fence of the thread that arrived, and a barrier (unless
 //                  it is the same thread's)
+//   announce       a fence and an arrival; what was awaited before may no longer be read
+//   await          the fence behind another block's announcement: its loads follow, as those behind an arrival
 //
 // What lies before what is the Shadow's to say. Plain stores and loads of global memory are not seen.
 #pragma once
@@ -54,6 +56,14 @@ class Arrivals {
       if (shadow.is_before(t, store.epoch, thread)) store.is_fenced = true;
     }
   }
+
+  void await(int thread, const Shadow &shadow) {
+    acquired_ = thread;
+    acquired_epoch_ = shadow.epoch(thread);
+  }
+
+  // What blocks before left has been read.
+  void forget() { acquired_ = -1; }
 
   // A thread whose store an arrival of `thread` does not cover, or -1.
   int arrive(int thread, const Shadow &shadow) {

@@ -106,6 +106,12 @@ class Block {
     const int thread = arrivals_.arrive(current_, shadow_);
     if (thread >= 0) fail_arrival(thread);
   }
+  void observe_await() { arrivals_.await(current_, shadow_); }
+  void observe_announcement() {
+    arrivals_.fence(current_, shadow_);
+    observe_arrival();
+    arrivals_.forget();
+  }
   void observe_device_load() {
     if (!arrivals_.may_load(current_, shadow_)) {
       fail("load_device: reads what other blocks leave before the fence behind an arrival, and a barrier");
