@@ -53,7 +53,7 @@ RULES: tuple[Rule[FmhaBwdFused], ...] = (
         "block_n is a multiple of 16 keys for each warp",
         lambda c: (
             c.tile.block_n % (keys := MMA_M * c.tile.warps) == 0
-            or f"block_n {c.tile.block_n} is not a multiple of {keys} ({MMA_M} for each of {c.tile.warps} warps)"
+            or f"block_n {c.tile.block_n} is not a multiple of {keys}: {MMA_M} for each warp"
         ),
     ),
     Rule(

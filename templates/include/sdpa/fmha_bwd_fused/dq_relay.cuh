@@ -6,6 +6,8 @@
 // the last one down: so it follows a step behind, and waits where it would overtake. The first CTA that a tile has
 // stores without loading: nothing is zeroed but turns.
 //
+// The loop needs the registers: what follows from the thread's index is found again in every step.
+//
 // In a step of the mainloop: `pass_on` behind the first barrier, what the step before left being written; `keep`, then
 // `add`, which has a barrier. `finish` behind the last step.
 #pragma once
@@ -41,7 +43,7 @@ class DqRelay {
   template <class Pairs>
   SDPA_DEVICE void keep(const Pairs &pairs) const {
     if (!is_asked_for()) return;
-    const auto thr_mma = typename Traits::Keys::TiledMma{}.get_slice(Arch::thread_idx());
+    const auto thr_mma = typename Traits::Keys::TiledMma{}.get_slice(Arch::thread_idx_again());
     Tensor coords_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{}));
     Tensor coords = make_tensor(coords_.data(), accumulator_rows_cols(coords_.layout()));  // (keys, rows)
     Tensor values = make_tensor(pairs.data(), accumulator_rows_cols(pairs.layout()));      // (keys, rows)
@@ -56,13 +58,13 @@ class DqRelay {
 
   SDPA_DEVICE void add(int bidh, int m_block) {
     if (!is_asked_for()) return;
-    const int tid = Arch::thread_idx();
-    const int64_t index = int64_t{first_tile_ + bidh} * params_.num_m_blocks + m_block;
+    const int tid = Arch::thread_idx_again();
+    const int index = (first_tile_ + bidh) * params_.num_m_blocks + m_block;
     const bool is_first = m_block >= first_;
     if (!is_first && tid == kWaiter) Arch::await(params_.turns + index, n_block_);
     Arch::syncthreads();  // dS is visible, and what the CTA before left
 
-    float4 *const sums = params_.dq_sums + index * (kVectors * Traits::kThreads) + tid;
+    float4 *const sums = params_.dq_sums + int64_t{index} * (kVectors * Traits::kThreads) + tid;
     float4 before[kVectors];
     CUTE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -114,7 +116,7 @@ class DqRelay {
   const int first_tile_;  // of the batch, in heads
   const int n_block_;
   const int first_;
-  int64_t written_ = -1;  // the tile that the step before added to
+  int written_ = -1;  // the tile that the step before added to
 };
 
 }  // namespace sdpa::fmha_bwd_fused

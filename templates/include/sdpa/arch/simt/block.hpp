@@ -108,9 +108,8 @@ class Block {
   }
   void observe_await() { arrivals_.await(current_, shadow_); }
   void observe_announcement() {
-    arrivals_.fence(current_, shadow_);
-    observe_arrival();
-    arrivals_.forget();
+    const int thread = arrivals_.announce(current_, shadow_);
+    if (thread >= 0) fail_arrival(thread);
   }
   void observe_device_load() {
     if (!arrivals_.may_load(current_, shadow_)) {
