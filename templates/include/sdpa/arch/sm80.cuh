@@ -102,9 +102,8 @@ struct Sm80 {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
     } while (seen != value);
   }
-  // Ends such a wait of another CTA.
+  // Ends such a wait of another CTA; a fence by itself.
   SDPA_DEVICE static void announce(uint32_t *turn, uint32_t value) {
-    __threadfence();
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
   }
 

@@ -65,8 +65,10 @@ struct Mainloop {
     float2 *const smem_statistics = reinterpret_cast<float2 *>(smem + Traits::kOffsetStatistics);
 
     // ---- tensors ----
+    // Where dQ is made too, the loop needs the registers: addresses are found again for every tile.
+    const auto bidb = [&]() SDPA_INLINE_LAMBDA { return kMakesDq ? Arch::forget_origin(tile.bidb) : tile.bidb; };
     const auto base = [&](const TensorRef &tensor, int bidh, int64_t first_row) SDPA_INLINE_LAMBDA {
-      return static_cast<const Element *>(tensor.data) + tile.bidb * tensor.batch_stride + bidh * tensor.head_stride +
+      return static_cast<const Element *>(tensor.data) + bidb() * tensor.batch_stride + bidh * tensor.head_stride +
              first_row * tensor.row_stride;
     };
     const TensorRef &own0 = kOwnsKeys ? params.k : params.q, &own1 = kOwnsKeys ? params.v : params.dout;
@@ -93,18 +95,19 @@ struct Mainloop {
     using CopyA = fmha_fwd::TileCopy<Traits, kOwn>;
     using CopyB = fmha_fwd::TileCopy<Traits, kStream>;
     const auto load_b = [&](int head, int block, int slot) SDPA_INLINE_LAMBDA {
+      const int loader = kMakesDq ? Arch::thread_idx_again() : tid;
       const int rows_left = stream_length - block * kStream;
-      const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, tid);
+      const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, loader);
       copy0.template load<true>(copy0.source(), block, b_at(slot, 0), rows_left, params.head_dim);
-      const CopyB copy1(base(stream1, stream_head + head, stream_row), stream_length, stream1.row_stride, tid);
+      const CopyB copy1(base(stream1, stream_head + head, stream_row), stream_length, stream1.row_stride, loader);
       copy1.template load<true>(copy1.source(), block, b_at(slot, 1), rows_left, params.head_dim_v);
       if constexpr (kOwnsKeys) {
-        if (tid < kStream / 2) {
-          const float2 *const from = statistics_of(params, tile.bidb, tile.bidh + head) + block * kStream + 2 * tid;
+        if (loader < kStream / 2) {
+          const float2 *const from = statistics_of(params, bidb(), tile.bidh + head) + block * kStream + 2 * loader;
           const Copy_Atom<typename Arch::CpAsync, float> copy;
           Tensor source = make_tensor(make_gmem_ptr(reinterpret_cast<const float *>(from)), Layout<_4>{});  // (4)
           Tensor destination = make_tensor(
-              make_smem_ptr(reinterpret_cast<float *>(smem_statistics + slot * kStream + 2 * tid)), Layout<_4>{});
+              make_smem_ptr(reinterpret_cast<float *>(smem_statistics + slot * kStream + 2 * loader)), Layout<_4>{});
           cute::copy(copy.with(true), source, destination);
         }
       }
@@ -218,7 +221,8 @@ struct Mainloop {
         });
         if (needs_mask) {  // behind the scale, which may be negative or 0
           if constexpr (kOwnsKeys) {
-            apply_row_mask(scores, tScS, first_own, first_stream, sequence);
+            const int first_key = kMakesDq ? Arch::forget_origin(first_own) : first_own;
+            apply_row_mask(scores, tScS, first_key, first_stream, sequence);
           } else {
             apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
           }

@@ -95,10 +95,9 @@ class DqRelay {
   }
 
   // Every thread is behind a barrier that follows its `add`.
-  SDPA_DEVICE void pass_on() {
-    if (written_ < 0) return;
-    if (Arch::thread_idx() == kAnnouncer) Arch::announce(params_.turns + written_, n_block_ + 1);
-    written_ = -1;
+  SDPA_DEVICE void pass_on() const {
+    if (written_ >= 0 && Arch::thread_idx_again() == kAnnouncer)
+      Arch::announce(params_.turns + written_, n_block_ + 1);
   }
 
   // All warps have read the keys when this returns.
