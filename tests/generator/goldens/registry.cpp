@@ -4,6 +4,7 @@
 namespace sdpa {
 
 extern const KernelRow kcombine_sm89_d256_s4_w4_rows[2];
+extern const KernelRow kfmha_bwd_fused_sm89_d64_m32n128_s2_w4_rows[2];
 extern const KernelRow kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows[2];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
@@ -14,6 +15,7 @@ extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kcombine_sm89_d256_s4_w4_rows, 2},
+    {kfmha_bwd_fused_sm89_d64_m32n128_s2_w4_rows, 2},
     {kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows, 2},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows, 1},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
@@ -22,9 +24,9 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 8;
+extern const int kNumRowSpans = 9;
 
-extern const char *const kGeneratorDigest = "9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1";
+extern const char *const kGeneratorDigest = "ab73490c28dafda93873cafb7315bb204f18d5d3f3bb828b3dcdcc91eec91718";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa
