@@ -1,4 +1,4 @@
-"""Defects of the fused backward kernels: how CTAs of keys hand on the sums of dQ, and what becomes of these."""
+"""Defects of the fused backward kernels: how CTAs of keys hand on the sums of dQ, and what dQ is of them."""
 
 from __future__ import annotations
 
