@@ -34,8 +34,8 @@ FUSED_BACKWARDS: tuple[Mutant, ...] = (
         _RELAY,
         "    Arch::syncthreads();  // dS is visible, and what",
         "    // dS is visible, and what",
-        "dS is read before other warps have written it",
-        Check.RACES,
+        "dS is read before other warps have written it, and sums before anybody has waited",
+        Check.RULES,
     ),
     _fused(
         "handed_on_too_early",

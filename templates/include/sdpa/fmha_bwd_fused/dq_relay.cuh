@@ -45,8 +45,8 @@ class DqRelay {
     if (!is_asked_for()) return;
     const auto thr_mma = typename Traits::Keys::TiledMma{}.get_slice(Arch::thread_idx_again());
     Tensor coords_ = thr_mma.partition_C(make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{}));
-    Tensor coords = make_tensor(coords_.data(), accumulator_rows_cols(coords_.layout()));  // (keys, rows)
-    Tensor values = make_tensor(pairs.data(), accumulator_rows_cols(pairs.layout()));      // (keys, rows)
+    Tensor coords = make_tensor(coords_.data(), accumulator_rows_cols(coords_.layout()));    // (keys, rows)
+    Tensor values = make_tensor(pairs.data(), accumulator_rows_cols(pairs.layout()));        // (keys, rows)
     Tensor sDsT = make_tensor(make_smem_ptr(elements()), typename Traits::SmemLayoutDsT{});  // (kBlockN, kBlockM)
     CUTE_UNROLL
     for (int i = 0; i < size<0>(values); ++i) {
@@ -76,9 +76,9 @@ class DqRelay {
                              typename Traits::SmemLayoutKt{});  // (kHeadDim, kBlockN)
     typename Traits::TiledMmaDq tiled_mma;
     const auto thr_mma = tiled_mma.get_slice(tid);
-    Tensor tQrA = thr_mma.partition_fragment_A(sDs);                                         // (8, MMA_M, kBlockN / 16)
-    Tensor tQrB = thr_mma.partition_fragment_B(sKt);                                         // (4, MMA_N, kBlockN / 16)
-    Tensor tQrQ = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});     // ((2, 2), MMA_M, MMA_N)
+    Tensor tQrA = thr_mma.partition_fragment_A(sDs);                                      // (8, MMA_M, kBlockN / 16)
+    Tensor tQrB = thr_mma.partition_fragment_B(sKt);                                      // (4, MMA_N, kBlockN / 16)
+    Tensor tQrQ = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // ((2, 2), MMA_M, MMA_N)
     const auto copy_a = make_tiled_copy_A(CopyAtomT{}, tiled_mma).get_slice(tid);
     const auto copy_b = make_tiled_copy_B(CopyAtomT{}, tiled_mma).get_slice(tid);
     static_assert(decltype(size(tQrQ))::value == 4 * kVectors);
@@ -96,8 +96,7 @@ class DqRelay {
 
   // Every thread is behind a barrier that follows its `add`.
   SDPA_DEVICE void pass_on() const {
-    if (written_ >= 0 && Arch::thread_idx_again() == kAnnouncer)
-      Arch::announce(params_.turns + written_, n_block_ + 1);
+    if (written_ >= 0 && Arch::thread_idx_again() == kAnnouncer) Arch::announce(params_.turns + written_, n_block_ + 1);
   }
 
   // All warps have read the keys when this returns.

@@ -40,8 +40,8 @@ struct KernelTraits {
   // ---- dS in shared memory ----
   static constexpr int kSmemColsDs = kBlockM % 64 == 0 ? 64 : 32;
   static constexpr int kSwizzleBitsDs = kSmemColsDs == 64 ? 3 : 2;
-  using SmemLayoutAtomDs = decltype(composition(
-      Swizzle<kSwizzleBitsDs, 3, 3>{}, Layout<Shape<_8, Int<kSmemColsDs>>, Stride<Int<kSmemColsDs>, _1>>{}));
+  using SmemLayoutAtomDs = decltype(composition(Swizzle<kSwizzleBitsDs, 3, 3>{},
+                                                Layout<Shape<_8, Int<kSmemColsDs>>, Stride<Int<kSmemColsDs>, _1>>{}));
   using SmemLayoutDsT = decltype(tile_to_shape(SmemLayoutAtomDs{}, Shape<Int<kBlockN>, Int<kBlockM>>{}));
   using SmemLayoutDs =
       decltype(composition(SmemLayoutDsT{}, make_layout(Shape<Int<kBlockM>, Int<kBlockN>>{}, GenRowMajor{})));

@@ -21,7 +21,8 @@ struct Workspace {
   uint64_t bytes;
 
   explicit Workspace(const sdpa_bwd_params &p) {
-    const uint64_t rows = static_cast<uint64_t>(fmha_bwd::padded_rows(p.forward)) * p.forward.batch * p.forward.num_heads_q;
+    const uint64_t rows =
+        static_cast<uint64_t>(fmha_bwd::padded_rows(p.forward)) * p.forward.batch * p.forward.num_heads_q;
     sums = rows * sizeof(float2);
     turns = sums + (p.dq == nullptr ? 0 : rows * Traits::kHeadDim * sizeof(float));
     tickets = turns + rows / Traits::kBlockM * sizeof(uint32_t);
