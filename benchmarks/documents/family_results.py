@@ -75,8 +75,8 @@ def _sizes(suite: str, row: Mapping[str, Any], heads_kv: int, dtype: str) -> dic
 
 
 def _chosen(row: Row) -> str:
-    """The backward kernel that the cost model takes for `row` on an H200."""
+    """The kernel of fmha_bwd that the cost model takes for `row` on an H200."""
     problem = problem_with_masks(row)
-    kernels = [kernel for kernel in kernel_rows.release() if kernel.serves(Family.FMHA_BWD)]
+    kernels = [kernel for kernel in kernel_rows.release() if kernel.family is Family.FMHA_BWD]
     legal = [kernel for kernel in kernels if not mismatches(kernel, problem)]
     return min(legal, key=lambda kernel: estimate(kernel, problem, H200.device).cycles).name

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.documents import family_results, kernel_rows, model_quality, prediction_tables
 from benchmarks.documents.model_quality import Quality
 from sdpa_cutlass.choice import cost
-from sdpa_cutlass.choice.cost import MODELS
+from sdpa_cutlass.choice.cost import MODELS, fmha_bwd_fused
 from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 from sdpa_cutlass.cli import results, suites
 from sdpa_cutlass.cli.predictions import CARDS, H200, L4, RTX_4090, predict, row_of
@@ -67,8 +67,10 @@ def test_a_model_that_is_off_is_found(
     assert not any(one.is_good for one in model_quality.qualities(committed))
 
 
-def test_no_family_is_without_measurements(committed: list[Results]) -> None:
-    assert model_quality.unmeasured(committed) == []
+def test_which_families_are_without_measurements(committed: list[Results]) -> None:
+    """Such a family is in no choice: see its cost model."""
+    assert model_quality.unmeasured(committed) == ["fmha_bwd_fused"]
+    assert not fmha_bwd_fused.IS_CHOSEN
 
 
 def test_files_of_other_commands_as_rows() -> None:

@@ -21,6 +21,8 @@ TINY = (
     "fmha_fwd_q8_sm89_d64_m128n64_s2_w4_f16_int8qk",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_bf16_dropout",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_f16",
+    "fmha_bwd_fused_sm89_d64_m32n128_s2_w4_bf16",
+    "fmha_bwd_fused_sm89_d64_m32n128_s2_w4_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_bf16_causal",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16",
     "fmha_fwd_sm89_d64_m128n64_s2_w4_f16_general",

@@ -55,6 +55,7 @@ def test_a_smaller_space_deletes_the_rest(tmp_path: Path, capsys: pytest.Capture
     rest = {path.name for path in (tmp_path / "units").iterdir()}
     kept = {"fmha_fwd_sm89_d64_m64n64_s1_w4.cu", "unfused_sm89_m64n64_s4_w4.cu"}
     kept |= {"fmha_fwd_q8_sm89_d64_m64n64_s2_w4_int8.cu", "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64.cu"}
+    kept |= {"fmha_bwd_fused_sm89_d64_m64n64_s2_w4.cu"}
     assert rest == kept < everything
     assert f"deleted {len(everything) - len(kept)}" in capsys.readouterr().out
 

@@ -127,7 +127,7 @@ def gradient_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> GradientRecipe:
     return GradientRecipe(
         kernel=kernel,
         case=case,
-        bias_has=draw(st.none() | st.tuples(*[st.booleans()] * 4)),
+        bias_has=draw(st.none() | st.tuples(*[st.booleans()] * 4)) if kernel.mask_types else None,
         bias_dtype=draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16])),
     )
 
@@ -188,4 +188,5 @@ def soak_quantised(context: Context) -> None:
 @check
 def soak_gradients(context: Context) -> None:
     """The rule of tests/kernels/backward.py."""
-    _soak(context, _rows(context, Family.FMHA_BWD), gradient_recipes, run_gradients)
+    rows = _rows(context, Family.FMHA_BWD) + _rows(context, Family.FMHA_BWD_FUSED)
+    _soak(context, rows, gradient_recipes, run_gradients)

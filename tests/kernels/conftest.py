@@ -8,6 +8,8 @@
     unfused_kernel   the piped baseline
     quantized_kernel those that multiply bytes
     backward_kernel  those that make gradients
+    fused_backward   those of them that compute each score once
+    masked_backward  those of them that take masks and make the gradient of a bias
 
 The test id is the kernel's name, how many splits it has where that is more than one, and the device. When a
 library cannot be loaded, each test fails once and says how to build it.
@@ -44,6 +46,8 @@ _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "unfused_kernel": lambda row: row.family is Family.UNFUSED,
     "quantized_kernel": lambda row: row.accuracy in (Accuracy.INT8_QK, Accuracy.INT8),
     "backward_kernel": lambda row: row.op is Op.BACKWARD,
+    "fused_backward": lambda row: row.family is Family.FMHA_BWD_FUSED,
+    "masked_backward": lambda row: row.op is Op.BACKWARD and bool(row.mask_types),
 }
 
 
@@ -160,6 +164,16 @@ def unfused_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 @pytest.fixture
 def backward_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def fused_backward(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def masked_backward(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 

@@ -68,32 +68,32 @@ MASKS = {
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("scale", [None, -0.2])
-def test_masks(backward_kernel: TestedKernel, kind: str, scale: float | None) -> None:
+def test_masks(masked_backward: TestedKernel, kind: str, scale: float | None) -> None:
     torch.manual_seed(0)
     mask = MASKS[kind]()
-    case = case_for(backward_kernel, 67, 133, batch=2, heads=2, mask=mask, scale=scale)
-    check(backward_kernel, case)
+    case = case_for(masked_backward, 67, 133, batch=2, heads=2, mask=mask, scale=scale)
+    check(masked_backward, case)
 
 
-def test_the_lowest_finite_bias_passes_no_gradient(backward_kernel: TestedKernel) -> None:
+def test_the_lowest_finite_bias_passes_no_gradient(masked_backward: TestedKernel) -> None:
     """Of a row that has it everywhere, as some libraries write their padding. Nothing becomes NaN."""
     mask = torch.zeros(1, 1, 67, 70)
     mask[..., 3, :] = torch.finfo(torch.float32).min
-    case = case_for(backward_kernel, 67, 70, mask=mask)
-    dq, dk, dv = run(backward_kernel, case)
+    case = case_for(masked_backward, 67, 70, mask=mask)
+    dq, dk, dv = run(masked_backward, case)
     assert not dq[..., 3, :].any()
     assert dk.isfinite().all()
     assert dv.isfinite().all()
 
 
 @pytest.mark.parametrize("is_bias", [False, True])
-def test_rows_and_keys_that_a_mask_hides_whole(backward_kernel: TestedKernel, is_bias: bool) -> None:
+def test_rows_and_keys_that_a_mask_hides_whole(masked_backward: TestedKernel, is_bias: bool) -> None:
     mask = torch.rand(1, 1, 67, 70) < 0.5
     mask[..., 3, :] = False
     mask[..., 5] = False
     if is_bias:
         mask = torch.randn(mask.shape).masked_fill(~mask, -math.inf)
-    dq, dk, dv = check(backward_kernel, case_for(backward_kernel, 67, 70, mask=mask, causal=Causal.TOP_LEFT))
+    dq, dk, dv = check(masked_backward, case_for(masked_backward, 67, 70, mask=mask, causal=Causal.TOP_LEFT))
     assert not dq[..., 3, :].any()
     assert not dk[..., 5, :].any()
     assert not dv[..., 5, :].any()

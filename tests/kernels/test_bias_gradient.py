@@ -52,21 +52,21 @@ def case_for(kernel: TestedKernel, mask: torch.Tensor, **options: Any) -> Case:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(backward_kernel: TestedKernel, shape: tuple[int, ...]) -> None:
+def test_shapes(masked_backward: TestedKernel, shape: tuple[int, ...]) -> None:
     """Summed over what it is broadcast over; where that are keys, softmax_lse has a gradient, or all is 0."""
     place = SHAPES.index(shape)
     mask = bias(*shape, dtype=TYPES[place % 3])
     causal = (None, *Causal)[place // 2 % 3]
-    check_bias(backward_kernel, case_for(backward_kernel, mask, causal=causal, with_dlse=shape[3] == 1))
+    check_bias(masked_backward, case_for(masked_backward, mask, causal=causal, with_dlse=shape[3] == 1))
 
 
 @pytest.mark.parametrize("causal", [None, *Causal])
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 97), (97, 1), (64, 64), (65, 63), (130, 129)], ids=str)
-def test_sizes(backward_kernel: TestedKernel, sizes: tuple[int, int], causal: Causal | None) -> None:
+def test_sizes(masked_backward: TestedKernel, sizes: tuple[int, int], causal: Causal | None) -> None:
     rows, keys = sizes
     options = {"seqlen_q": rows, "seqlen_k": keys, "heads": 2, "heads_kv": 2, "causal": causal}
     for mask in (bias(1, 2, rows, keys), bias(2, 1, 1, keys, dtype=torch.float16)):
-        check_bias(backward_kernel, case_for(backward_kernel, mask, **options), few_keys=True)
+        check_bias(masked_backward, case_for(masked_backward, mask, **options), few_keys=True)
 
 
 LAYOUTS = {
@@ -79,64 +79,64 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(backward_kernel: TestedKernel, layout: str) -> None:
+def test_layouts(masked_backward: TestedKernel, layout: str) -> None:
     """Expanded dimensions are the bias's own: the sum over them is autograd's."""
-    check_bias(backward_kernel, case_for(backward_kernel, LAYOUTS[layout](), causal=Causal.BOTTOM_RIGHT))
+    check_bias(masked_backward, case_for(masked_backward, LAYOUTS[layout](), causal=Causal.BOTTOM_RIGHT))
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (40, 56), (56, 24)])
-def test_smaller_head_dims(backward_kernel: TestedKernel, head_dim: int, head_dim_v: int) -> None:
-    if max(head_dim, head_dim_v) > backward_kernel.info.head_dim:
+def test_smaller_head_dims(masked_backward: TestedKernel, head_dim: int, head_dim_v: int) -> None:
+    if max(head_dim, head_dim_v) > masked_backward.info.head_dim:
         pytest.skip("a larger head_dim than this kernel's")
-    case = case_for(backward_kernel, bias(1, HEADS, ROWS, KEYS), head_dim=head_dim, head_dim_v=head_dim_v)
-    check_bias(backward_kernel, case)
+    case = case_for(masked_backward, bias(1, HEADS, ROWS, KEYS), head_dim=head_dim, head_dim_v=head_dim_v)
+    check_bias(masked_backward, case)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1.0])
-def test_scales(backward_kernel: TestedKernel, scale: float) -> None:
-    check_bias(backward_kernel, case_for(backward_kernel, bias(1, HEADS, ROWS, KEYS), scale=scale, bshd=True))
+def test_scales(masked_backward: TestedKernel, scale: float) -> None:
+    check_bias(masked_backward, case_for(masked_backward, bias(1, HEADS, ROWS, KEYS), scale=scale, bshd=True))
 
 
 @pytest.mark.parametrize("causal", [None, *Causal])
 @pytest.mark.parametrize("window", [(20, 7), (-1, 3), (70, -1)])
-def test_windows(backward_kernel: TestedKernel, window: tuple[int, int], causal: Causal | None) -> None:
+def test_windows(masked_backward: TestedKernel, window: tuple[int, int], causal: Causal | None) -> None:
     for mask in (bias(1, HEADS, ROWS, KEYS), bias(1, HEADS, 1, KEYS)):
         check_bias(
-            backward_kernel, case_for(backward_kernel, mask, window=window, causal=causal), few_keys=True
+            masked_backward, case_for(masked_backward, mask, window=window, causal=causal), few_keys=True
         )
 
 
-def test_sinks_and_the_gradient_of_lse(backward_kernel: TestedKernel) -> None:
+def test_sinks_and_the_gradient_of_lse(masked_backward: TestedKernel) -> None:
     sinks = torch.tensor([0.5, -2.0, 0.0, 1.0])
     for with_dlse in (False, True):
         for mask in (bias(1, HEADS, ROWS, KEYS), bias(BATCH, 1, ROWS, 1)):
-            case = case_for(backward_kernel, mask, sinks=sinks, with_dlse=with_dlse, causal=Causal.TOP_LEFT)
-            check_bias(backward_kernel, case, few_keys=True)
+            case = case_for(masked_backward, mask, sinks=sinks, with_dlse=with_dlse, causal=Causal.TOP_LEFT)
+            check_bias(masked_backward, case, few_keys=True)
 
 
-def test_hidden_elements_have_none(backward_kernel: TestedKernel) -> None:
+def test_hidden_elements_have_none(masked_backward: TestedKernel) -> None:
     """Rows that see no key, keys that no row sees, -inf; NaN in bias, keys and values behind the diagonal."""
     mask = bias(1, HEADS, ROWS, KEYS)
     mask[..., 5:9] = -math.inf
     mask[:, :, 11] = -math.inf
-    case = case_for(backward_kernel, mask, causal=Causal.TOP_LEFT)
-    expected = check_bias(backward_kernel, case, few_keys=True)
+    case = case_for(masked_backward, mask, causal=Causal.TOP_LEFT)
+    expected = check_bias(masked_backward, case, few_keys=True)
     above = torch.ones(ROWS, KEYS, dtype=torch.bool).triu(1)
     assert not expected[..., above].any()
     assert not expected[..., 5:9].any()
     assert not expected[:, :, 11].any()
-    launch = prepare(backward_kernel, case, operands(case, backward_kernel.dtype), NONE, needs_dbias=True)
+    launch = prepare(masked_backward, case, operands(case, masked_backward.dtype), NONE, needs_dbias=True)
     held = launch.kept[2].mask  # type: ignore[attr-defined]
     held[0].copy_(held[0].masked_fill(above.to(held.device), math.nan))
     for tensor in launch.inputs[1:3]:
         tensor[:, :, ROWS:] = math.nan
-    execute(backward_kernel, launch)
+    execute(masked_backward, launch)
     assert launch.dbias is not None
     assert torch.equal(launch.dbias.tensor, expected)
 
 
 @pytest.mark.parametrize("causal", [None, *Causal])
-def test_lengths(backward_kernel: TestedKernel, causal: Causal | None) -> None:
+def test_lengths(masked_backward: TestedKernel, causal: Causal | None) -> None:
     """Elements beyond a length add nothing, whatever they are."""
     rows, keys = (70, 3, 0, 65), (5, 133, 70, 0)
     options = {"seqlen_q": 70, "batch": 4, "causal": causal, "seqlens_q": rows, "seqlens_k": keys}
@@ -146,61 +146,61 @@ def test_lengths(backward_kernel: TestedKernel, causal: Causal | None) -> None:
             for b in range(4):
                 mask[b, :, rows[b] :] = math.nan
                 mask[b, :, :, keys[b] :] = math.nan
-        case = case_for(backward_kernel, mask, **options)
-        clean = check_bias(backward_kernel, case, few_keys=True)
-        given = operands(case, backward_kernel.dtype)
-        launch = prepare(backward_kernel, case, given, NONE, needs_dbias=True)
+        case = case_for(masked_backward, mask, **options)
+        clean = check_bias(masked_backward, case, few_keys=True)
+        given = operands(case, masked_backward.dtype)
+        launch = prepare(masked_backward, case, given, NONE, needs_dbias=True)
         q, k, v, dout, out = launch.inputs
         for b in range(4):
             for tensor, length in ((q, rows[b]), (dout, rows[b]), (out, rows[b]), (k, keys[b]), (v, keys[b])):
                 tensor[b, :, length:] = math.nan
-        execute(backward_kernel, launch)
+        execute(masked_backward, launch)
         assert launch.dbias is not None
         assert torch.equal(launch.dbias.tensor, clean)
 
 
 @pytest.mark.parametrize("shape", [(1, HEADS, ROWS, KEYS), (1, 1, 1, KEYS), (1, 1, ROWS, 1)], ids=str)
 def test_the_same_bits_in_every_schedule_and_next_to_others(
-    backward_kernel: TestedKernel, shape: tuple[int, ...]
+    masked_backward: TestedKernel, shape: tuple[int, ...]
 ) -> None:
     """Nor do the other gradients change, whether this one is asked for or not."""
-    case = case_for(backward_kernel, bias(*shape), causal=Causal.BOTTOM_RIGHT, with_dlse=True)
-    given = operands(case, backward_kernel.dtype)
-    expected = run_bias(backward_kernel, case, given)
-    assert torch.equal(run_bias(backward_kernel, case, given, ALL), expected)
-    others = run(backward_kernel, case, given)
-    launch = prepare(backward_kernel, case, given, needs_dbias=True)
-    execute(backward_kernel, launch)
+    case = case_for(masked_backward, bias(*shape), causal=Causal.BOTTOM_RIGHT, with_dlse=True)
+    given = operands(case, masked_backward.dtype)
+    expected = run_bias(masked_backward, case, given)
+    assert torch.equal(run_bias(masked_backward, case, given, ALL), expected)
+    others = run(masked_backward, case, given)
+    launch = prepare(masked_backward, case, given, needs_dbias=True)
+    execute(masked_backward, launch)
     assert all(torch.equal(one, grad.tensor) for one, grad in zip(others, launch.grads, strict=True))
-    is_host = backward_kernel.device == "cpu"
+    is_host = masked_backward.device == "cpu"
     host = library(Target.HOST) if is_host else None
     try:
         for seed in (1, 2, 3) if is_host else range(200):
             if host is not None:
                 host.host_configure(schedule_seed=seed, num_threads=HOST_THREADS)
-            again = run_bias(backward_kernel, case, given)
+            again = run_bias(masked_backward, case, given)
             assert torch.equal(again, expected), f"schedule seed {seed}"
     finally:
         if host is not None:
             host.host_configure(num_threads=HOST_THREADS)
 
 
-def test_alone_and_in_a_batch(backward_kernel: TestedKernel) -> None:
+def test_alone_and_in_a_batch(masked_backward: TestedKernel) -> None:
     """What belongs to one example has the bits that it has alone. Dropout's mask counts examples."""
     mask = bias(BATCH, 1, ROWS, KEYS)
-    given = operands(case_for(backward_kernel, mask), backward_kernel.dtype)
-    both = run_bias(backward_kernel, case_for(backward_kernel, mask), given)
+    given = operands(case_for(masked_backward, mask), masked_backward.dtype)
+    both = run_bias(masked_backward, case_for(masked_backward, mask), given)
     first = type(given)(*(tensor[:1] for tensor in given))
-    alone = run_bias(backward_kernel, case_for(backward_kernel, mask[:1], batch=1), first)
+    alone = run_bias(masked_backward, case_for(masked_backward, mask[:1], batch=1), first)
     assert torch.equal(both[:1], alone)
 
 
-def test_the_gradients_of_a_row_add_up_to_nothing(backward_kernel: TestedKernel) -> None:
+def test_the_gradients_of_a_row_add_up_to_nothing(masked_backward: TestedKernel) -> None:
     """With nothing else to compare with: what is added to all keys of a row changes nothing."""
-    case = case_for(backward_kernel, bias(BATCH, HEADS, ROWS, KEYS), causal=Causal.BOTTOM_RIGHT)
-    dbias = run_bias(backward_kernel, case).double()
+    case = case_for(masked_backward, bias(BATCH, HEADS, ROWS, KEYS), causal=Causal.BOTTOM_RIGHT)
+    dbias = run_bias(masked_backward, case).double()
     rows = dbias.sum(-1).abs().max()
-    assert rows <= 16 * torch.finfo(backward_kernel.dtype).eps * dbias.abs().sum(-1).max()
+    assert rows <= 16 * torch.finfo(masked_backward.dtype).eps * dbias.abs().sum(-1).max()
 
 
 REFUSED = {
@@ -223,14 +223,14 @@ REFUSED = {
 
 @pytest.mark.kernels(head_dim=64)
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused(backward_kernel: TestedKernel, what: str) -> None:
+def test_refused(masked_backward: TestedKernel, what: str) -> None:
     of_forward, fields, message = REFUSED[what]
-    case = case_for(backward_kernel, bias(1, 1, ROWS, KEYS))
-    launch = prepare(backward_kernel, case, operands(case, backward_kernel.dtype), NONE, needs_dbias=True)
+    case = case_for(masked_backward, bias(1, 1, ROWS, KEYS))
+    launch = prepare(masked_backward, case, operands(case, masked_backward.dtype), NONE, needs_dbias=True)
     for name, value in of_forward.items():
         setattr(launch.params.forward, name, value)
     for name, value in fields.items():
         setattr(launch.params, name, value)
-    refusal = backward_kernel.library.backward_refusal(backward_kernel.info.index, launch.params)
+    refusal = masked_backward.library.backward_refusal(masked_backward.info.index, launch.params)
     assert refusal is not None
     assert re.search(message, refusal), refusal

@@ -203,6 +203,11 @@ def test_names_say_what_rows_are() -> None:
             name += f"_{row.dtype.value}"
             assert row.name == name + "_dropout" * row.has_dropout
             continue
+        if row.family is Family.FMHA_BWD_FUSED:
+            name = f"fmha_bwd_fused_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
+            name += f"_s{row.stages}_w{row.warps}_{row.dtype.value}"
+            assert row.name == name + "_dropout" * row.has_dropout
+            continue
         lead = row.family.value if row.family in (Family.UNFUSED, Family.FMHA_FWD_Q8) else "fmha_fwd"
         name = f"{lead}_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
         name += (
@@ -225,12 +230,15 @@ def test_names_say_what_rows_are() -> None:
 
 def test_every_head_dim_has_every_variant_in_every_family() -> None:
     rows = kernels(Target.HOST)
+    all_general = (Family.FMHA_FWD_Q8, Family.FMHA_BWD, Family.FMHA_BWD_FUSED)
     found = {(row.family, row.head_dim, row.dtype, row.is_causal) for row in rows}
     wanted = {
         (family, head_dim, dtype, is_causal)
         for family in MODELS
-        if family not in (Family.FMHA_FWD_Q8, Family.FMHA_BWD)  # all general, and for smaller head_dims too
-        for head_dim in ((64, 80, 96, 128, 160, 192, 256) if family is Family.FMHA_FWD_SM90 else (32, 64, 80, 96, 128))
+        if family not in all_general  # and for smaller head_dims too
+        for head_dim in (
+            (64, 80, 96, 128, 160, 192, 256) if family is Family.FMHA_FWD_SM90 else (32, 64, 80, 96, 128)
+        )
         for dtype in ATTENTION_DTYPES
         for is_causal in (False, True)
     }

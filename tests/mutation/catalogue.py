@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.defects_backward import BACKWARDS
+from tests.mutation.defects_backward_fused import FUSED_BACKWARDS
 from tests.mutation.defects_combine import COMBINES
 from tests.mutation.defects_engine import ENGINE
 from tests.mutation.defects_general import GENERAL
@@ -26,5 +27,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *COMBINES,
     *QUANTIZED,
     *BACKWARDS,
+    *FUSED_BACKWARDS,
     *ENGINE,
 )

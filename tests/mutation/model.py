@@ -45,6 +45,8 @@ class Kernels(Enum):
     """Both roles of the gradients, and that of a bias."""
     BACKWARD_TURNS = ("d32_m32n64_s1_w4_q64k32_f16", "d32_m32n64_s1_w4_q64k32_f16_dropout")
     """Three roles of the gradients, a gradient each."""
+    BACKWARD_FUSED = ("d32_m32n64_s2_w4_f16",)
+    """One role for all gradients."""
     QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
     """Products of bytes, and the pass that makes them."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
@@ -61,6 +63,7 @@ class Kernels(Enum):
             Kernels.COMBINE: "combine_sm89",
             Kernels.BACKWARD: "fmha_bwd_sm89",
             Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
+            Kernels.BACKWARD_FUSED: "fmha_bwd_fused_sm89",
             Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
         }
         lead = leads.get(self, "fmha_fwd_sm89")
@@ -84,6 +87,7 @@ class Kernels(Enum):
             Kernels.QUANTIZED,
             Kernels.BACKWARD,
             Kernels.BACKWARD_TURNS,
+            Kernels.BACKWARD_FUSED,
             Kernels.ENGINE,
         )
         return not self.is_of_hopper and self not in others

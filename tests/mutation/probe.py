@@ -74,6 +74,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     ),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_TURNS: ("test_backward.py", "test_bias_gradient.py"),
+    Kernels.BACKWARD_FUSED: ("test_backward.py",),
     Kernels.SPLIT: _OF_SPLITS,
     Kernels.SPLIT_ALONE: _OF_SPLITS,
 }

@@ -13,6 +13,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import Family, KernelInfo
 from ...problem import Problem
 from .fmha_bwd import FmhaBwd
+from .fmha_bwd_fused import FmhaBwdFused
 from .fmha_fwd import FmhaFwd
 from .fmha_fwd_q8 import FmhaFwdQ8
 from .fmha_fwd_sm90 import FmhaFwdSm90
@@ -27,6 +28,7 @@ MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
     Family.UNFUSED: Unfused,
     Family.FMHA_FWD_Q8: FmhaFwdQ8,
     Family.FMHA_BWD: FmhaBwd,
+    Family.FMHA_BWD_FUSED: FmhaBwdFused,
 }
 """Every family has one: its kernels are priced by no other's."""
 

@@ -18,8 +18,8 @@ from .model import LAUNCH_CYCLES, Model, ceil_div
 _KEYS_PRODUCTS = 4
 _SPLIT_KEYS_PRODUCTS = 5
 _ROWS_PRODUCTS = 3
-_PRODUCTS_SLOWDOWN = 1.95  # of mma.sync alone
-_ENDS_CYCLES = 2800  # of a CTA: first loads, last stores
+PRODUCTS_SLOWDOWN = 1.95  # of mma.sync alone
+ENDS_CYCLES = 2800  # of a CTA: first loads, last stores
 
 
 class FmhaBwd(Model):
@@ -27,7 +27,7 @@ class FmhaBwd(Model):
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        product = _PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
+        product = PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
         self._key_roles = 2 if kernel.stages == 1 else 1
         keys_products = _KEYS_PRODUCTS if self._key_roles == 1 else _SPLIT_KEYS_PRODUCTS
         self._keys = keys_products * product  # cycles of an SM for a score
@@ -40,7 +40,7 @@ class FmhaBwd(Model):
         ctas, computed = self._sides(problem)
         scores = computed[0] * self._keys + computed[1] * self._rows
         # The CTAs of an SM share its rate; fewer CTAs than SMs leave some idle.
-        return 2 * LAUNCH_CYCLES + (scores + ctas * _ENDS_CYCLES) / min(max(ctas, 1), sms), 0
+        return 2 * LAUNCH_CYCLES + (scores + ctas * ENDS_CYCLES) / min(max(ctas, 1), sms), 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         ctas, (of_keys, of_rows) = self._sides(problem)
@@ -54,12 +54,12 @@ class FmhaBwd(Model):
         row_tiles = ceil_div(problem.seqlen_q, self._dq_block_m)
         heads = problem.batch * problem.num_heads_q
         ctas = problem.batch * (key_tiles * problem.num_heads_kv + row_tiles * problem.num_heads_q)
-        of_keys = heads * _computed_scores(problem, kernel.block_m, kernel.block_n)
-        of_rows = heads * _computed_scores(problem, self._dq_block_m, self._dq_block_n)
+        of_keys = heads * computed_scores(problem, kernel.block_m, kernel.block_n)
+        of_rows = heads * computed_scores(problem, self._dq_block_m, self._dq_block_n)
         return ctas, (of_keys, of_rows)
 
 
-def _computed_scores(problem: Problem, block_m: int, block_n: int) -> float:
+def computed_scores(problem: Problem, block_m: int, block_n: int) -> float:
     """Scores of one head in the blocks that are not skipped."""
     m_blocks = ceil_div(problem.seqlen_q, block_m)
     rows = rows_of_tiles(problem, block_m, 1)

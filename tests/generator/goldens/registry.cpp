@@ -4,6 +4,7 @@
 namespace sdpa {
 
 extern const KernelRow kcombine_sm89_d256_s4_w4_rows[2];
+extern const KernelRow kfmha_bwd_fused_sm89_d64_m32n128_s2_w4_rows[2];
 extern const KernelRow kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows[2];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
@@ -15,6 +16,7 @@ extern const KernelRow kunfused_sm89_m64n64_s4_w4_rows[2];
 
 extern const RowSpan kRowSpans[] = {
     {kcombine_sm89_d256_s4_w4_rows, 2},
+    {kfmha_bwd_fused_sm89_d64_m32n128_s2_w4_rows, 2},
     {kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows, 2},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows, 1},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
@@ -24,9 +26,9 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 9;
+extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "93ca789a5f61c08ec6a4ca1809f5d88b96aa8111da3388c242ae082a1092bf7f";
+extern const char *const kGeneratorDigest = "fc29124c7a84ed93a38edd9ba2b8c753157faa6420367b468272a0807a2a18e1";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

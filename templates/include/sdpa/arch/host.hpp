@@ -186,6 +186,9 @@ struct Host {
     simt::store_device(address, value);
   }
 
+  static void await(const uint32_t *turn, uint32_t value) { simt::await(turn, value); }
+  static void announce(uint32_t *turn, uint32_t value) { simt::announce(turn, value); }
+
   static void check_alignment(const void *address, int bytes) { simt::check_alignment(address, bytes); }
 
   // Reads the byte, so that an address beyond its tensor is found.

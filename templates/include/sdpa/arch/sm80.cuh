@@ -94,6 +94,19 @@ struct Sm80 {
     *address = value;
   }
 
+  // Waits until `turn` holds `value`; what its writer and whoever it met at a barrier wrote before may then be read, by
+  // this thread and whoever it meets at a barrier.
+  SDPA_DEVICE static void await(const uint32_t *turn, uint32_t value) {
+    uint32_t seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+    } while (seen != value);
+  }
+  // Ends such a wait of another CTA; a fence by itself.
+  SDPA_DEVICE static void announce(uint32_t *turn, uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
+  }
+
   SDPA_DEVICE static void check_alignment(const void *, int) {}
 
   // Asks for the cache line of `address`; waits for nothing.

@@ -5,8 +5,8 @@
 // Both policies provide: MmaOp<Element>, MmaS8S8, MmaU8S8, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits),
 // thread_idx, block_idx, thread_idx_again, block_idx_again, forget_origin, uniform, dynamic_smem, syncthreads,
 // sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, fence_device, increment, load_device,
-// store_device, check_alignment, prefetch, byte_pair, at_least_mask, pack_subnormals, multiply, exp2, log2, reciprocal,
-// launch.
+// store_device, await, announce, check_alignment, prefetch, byte_pair, at_least_mask, pack_subnormals, multiply, exp2,
+// log2, reciprocal, launch.
 #pragma once
 
 // After a lambda's parameters: what is called from several places would else become a function that keeps the

@@ -36,6 +36,12 @@ struct OwnedTile {
   int bidh_kv;
 };
 
+// What fmha_bwd's own roles do about dQ in the loop of those that own keys: nothing. fmha_bwd_fused makes it there, of
+// the same dS: see its dq_relay.cuh.
+struct NoDq {
+  static constexpr bool kIsMade = false;
+};
+
 template <class Traits>
 struct Mainloop {
   using Arch = typename Traits::Arch;
@@ -50,16 +56,19 @@ struct Mainloop {
   static constexpr int kStages = Traits::kStages;
 
   // dkq and dv ((2, 2), MMA_M, MMA_K) must be zero; dv is not touched in the rows role. The range is not empty.
-  template <class Accumulator>
+  template <class Accumulator, class Dq = NoDq>
   SDPA_DEVICE static void run(const Params &params, const OwnedTile &tile, const Sequence &sequence, const Range &range,
-                              char *smem, Accumulator &acc0, Accumulator &acc1) {
+                              char *smem, Accumulator &acc0, Accumulator &acc1, [[maybe_unused]] Dq &&dq = Dq{}) {
+    constexpr bool kMakesDq = std::remove_reference_t<Dq>::kIsMade;
     const int tid = Arch::thread_idx();
     Element *const smem_elements = reinterpret_cast<Element *>(smem);
     float2 *const smem_statistics = reinterpret_cast<float2 *>(smem + Traits::kOffsetStatistics);
 
     // ---- tensors ----
+    // Where dQ is made too, the loop needs the registers: addresses are found again for every tile.
+    const auto bidb = [&]() SDPA_INLINE_LAMBDA { return kMakesDq ? Arch::forget_origin(tile.bidb) : tile.bidb; };
     const auto base = [&](const TensorRef &tensor, int bidh, int64_t first_row) SDPA_INLINE_LAMBDA {
-      return static_cast<const Element *>(tensor.data) + tile.bidb * tensor.batch_stride + bidh * tensor.head_stride +
+      return static_cast<const Element *>(tensor.data) + bidb() * tensor.batch_stride + bidh * tensor.head_stride +
              first_row * tensor.row_stride;
     };
     const TensorRef &own0 = kOwnsKeys ? params.k : params.q, &own1 = kOwnsKeys ? params.v : params.dout;
@@ -86,18 +95,19 @@ struct Mainloop {
     using CopyA = fmha_fwd::TileCopy<Traits, kOwn>;
     using CopyB = fmha_fwd::TileCopy<Traits, kStream>;
     const auto load_b = [&](int head, int block, int slot) SDPA_INLINE_LAMBDA {
+      const int loader = kMakesDq ? Arch::thread_idx_again() : tid;
       const int rows_left = stream_length - block * kStream;
-      const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, tid);
+      const CopyB copy0(base(stream0, stream_head + head, stream_row), stream_length, stream0.row_stride, loader);
       copy0.template load<true>(copy0.source(), block, b_at(slot, 0), rows_left, params.head_dim);
-      const CopyB copy1(base(stream1, stream_head + head, stream_row), stream_length, stream1.row_stride, tid);
+      const CopyB copy1(base(stream1, stream_head + head, stream_row), stream_length, stream1.row_stride, loader);
       copy1.template load<true>(copy1.source(), block, b_at(slot, 1), rows_left, params.head_dim_v);
       if constexpr (kOwnsKeys) {
-        if (tid < kStream / 2) {
-          const float2 *const from = statistics_of(params, tile.bidb, tile.bidh + head) + block * kStream + 2 * tid;
+        if (loader < kStream / 2) {
+          const float2 *const from = statistics_of(params, bidb(), tile.bidh + head) + block * kStream + 2 * loader;
           const Copy_Atom<typename Arch::CpAsync, float> copy;
           Tensor source = make_tensor(make_gmem_ptr(reinterpret_cast<const float *>(from)), Layout<_4>{});  // (4)
           Tensor destination = make_tensor(
-              make_smem_ptr(reinterpret_cast<float *>(smem_statistics + slot * kStream + 2 * tid)), Layout<_4>{});
+              make_smem_ptr(reinterpret_cast<float *>(smem_statistics + slot * kStream + 2 * loader)), Layout<_4>{});
           cute::copy(copy.with(true), source, destination);
         }
       }
@@ -141,10 +151,13 @@ struct Mainloop {
     copy_own1.template load<true>(copy_own1.source(), tile.block, smem_elements + Traits::kTileA, own_left,
                                   params.head_dim_v);
     const int num_heads = kOwnsKeys ? params.heads_per_kv : 1;
+    const auto block_of = [&](int step) SDPA_INLINE_LAMBDA {  // the last one comes first where dQ is made
+      return kMakesDq ? range.min + range.max - 1 - step : step;
+    };
     int ahead_head = 0, ahead = range.min;
     const auto load_ahead = [&](int slot) SDPA_INLINE_LAMBDA {
       if (ahead_head < num_heads) {
-        load_b(ahead_head, ahead, slot);
+        load_b(ahead_head, block_of(ahead), slot);
         if (++ahead == range.max) {
           ahead = range.min;
           ++ahead_head;
@@ -182,10 +195,12 @@ struct Mainloop {
     for (int head = 0; head < num_heads; ++head) {
       if constexpr (Traits::kHasDropout) dropout.head = tile.bidb * params.num_heads_q + tile.bidh + head;
       CUTE_NO_UNROLL
-      for (int block = range.min; block < range.max; ++block) {
+      for (int step = range.min; step < range.max; ++step) {
+        const int block = block_of(step);
         Arch::template cp_async_wait<kStages - 2>();
         Arch::syncthreads();  // B0 and B1 of this tile are visible; free_slot was read by everyone
         load_ahead(free_slot);
+        if constexpr (kMakesDq) dq.pass_on();
 
         const bool needs_mask = block < range.full_min || block >= range.full_max;
         const int first_stream = block * kStream;
@@ -206,7 +221,8 @@ struct Mainloop {
         });
         if (needs_mask) {  // behind the scale, which may be negative or 0
           if constexpr (kOwnsKeys) {
-            apply_row_mask(scores, tScS, first_own, first_stream, sequence);
+            const int first_key = kMakesDq ? Arch::forget_origin(first_own) : first_own;
+            apply_row_mask(scores, tScS, first_key, first_stream, sequence);
           } else {
             apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
           }
@@ -246,7 +262,9 @@ struct Mainloop {
           for (int i = 0; i < size(tSrD); ++i) tSrD(i) = tSrS(i) == 0.f ? 0.f : tSrD(i);
         }
         Tensor pairs = packed(tSrD, KeepAll{});
+        if constexpr (kMakesDq) dq.keep(pairs);
         accumulate(acc0, pairs, slot, 0);
+        if constexpr (kMakesDq) dq.add(tile.bidh + head, block);
 
         free_slot = slot;
         slot = slot + 1 == kStages ? 0 : slot + 1;

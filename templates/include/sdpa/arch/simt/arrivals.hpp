@@ -6,6 +6,8 @@
 //                  same thread's), and a fence of either thread
 //   load_device    reads what others left: behind the arrival, a fence of the thread that arrived, and a barrier (unless
 //                  it is the same thread's)
+//   announce       a fence and an arrival; what was awaited before may no longer be read
+//   await          the fence behind another block's announcement: its loads follow, as those behind an arrival
 //
 // What lies before what is the Shadow's to say. Plain stores and loads of global memory are not seen.
 #pragma once
@@ -49,10 +51,19 @@ class Arrivals {
       acquired_ = thread;
       acquired_epoch_ = shadow.epoch(thread);
     }
-    for (int t = 0; is_used_ && t < num_threads_; ++t) {
-      Store &store = stores_[size_t(t)];
-      if (shadow.is_before(t, store.epoch, thread)) store.is_fenced = true;
-    }
+    cover_stores(thread, shadow);
+  }
+
+  void await(int thread, const Shadow &shadow) {
+    acquired_ = thread;
+    acquired_epoch_ = shadow.epoch(thread);
+  }
+
+  // A thread whose store it does not cover, or -1. What was awaited before the last barrier has been read.
+  int announce(int thread, const Shadow &shadow) {
+    if (may_load(thread, shadow)) acquired_ = -1;
+    cover_stores(thread, shadow);
+    return arrive(thread, shadow);
   }
 
   // A thread whose store an arrival of `thread` does not cover, or -1.
@@ -75,6 +86,14 @@ class Arrivals {
   }
 
  private:
+  // Marks the stores that lie before a fence of `thread`.
+  void cover_stores(int thread, const Shadow &shadow) {
+    for (int t = 0; is_used_ && t < num_threads_; ++t) {
+      Store &store = stores_[size_t(t)];
+      if (shadow.is_before(t, store.epoch, thread)) store.is_fenced = true;
+    }
+  }
+
   int num_threads_ = 0;
   bool is_used_ = false;  // there are stores
   int arrived_ = -1;      // the thread that has arrived, or -1

@@ -106,6 +106,11 @@ class Block {
     const int thread = arrivals_.arrive(current_, shadow_);
     if (thread >= 0) fail_arrival(thread);
   }
+  void observe_await() { arrivals_.await(current_, shadow_); }
+  void observe_announcement() {
+    const int thread = arrivals_.announce(current_, shadow_);
+    if (thread >= 0) fail_arrival(thread);
+  }
   void observe_device_load() {
     if (!arrivals_.may_load(current_, shadow_)) {
       fail("load_device: reads what other blocks leave before the fence behind an arrival, and a barrier");

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 #include "sdpa/arch/simt/block.hpp"
 
@@ -202,6 +204,25 @@ inline void fence_device() {
 inline uint32_t increment(uint32_t *counter) {
   current_block->observe_arrival();
   return __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
+}
+
+// Other blocks run in other OS threads. Ends the block when the value does not come within kPatience.
+inline void await(const uint32_t *turn, uint32_t value) {
+  constexpr std::chrono::seconds kPatience{120};
+  const auto start = std::chrono::steady_clock::now();
+  uint32_t seen;
+  while ((seen = __atomic_load_n(turn, __ATOMIC_ACQUIRE)) != value) {
+    if (std::chrono::steady_clock::now() - start > kPatience)
+      current_block->fail("await: the turn is %u, and nobody made it %u", seen, value);
+    std::this_thread::yield();
+  }
+  current_block->observe_await();
+}
+
+// Other blocks may go on when it has this value.
+inline void announce(uint32_t *turn, uint32_t value) {
+  current_block->observe_announcement();
+  __atomic_store_n(turn, value, __ATOMIC_RELEASE);
 }
 
 template <class T>
