@@ -6,7 +6,7 @@
     split_kernel     those for lengths and any head_dim whose keys several CTAs may share; with one CTA
     lengths_kernel   general ones, and split ones with each of SPLITS
     unfused_kernel   the piped baseline
-    quantized_kernel those that multiply bytes
+    quantized_kernel those that multiply bytes, split ones with each of SPLITS
     backward_kernel  those that make gradients
 
 The test id is the kernel's name, how many splits it has where that is more than one, and the device. When a
@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, belongs in _ROWS.items():
         if fixture in metafunc.fixturenames:
             wanted = metafunc.definition.get_closest_marker("kernels")
-            splits = SPLITS if fixture == "lengths_kernel" else (1,)
+            splits = SPLITS if fixture in ("lengths_kernel", "quantized_kernel") else (1,)
             cases = _cases(metafunc.config, belongs, splits, **(wanted.kwargs if wanted else {}))
             metafunc.parametrize(fixture, cases, indirect=True)
 

@@ -40,9 +40,13 @@ def inputs(
 
 
 def plain_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: QuantizedKV, **options: Any) -> Any:
-    """Under int8_qk a call of few tiles takes the kernel of another head_dim, unless one is named."""
-    kernel = kept._kernel.name if kept.precision is Precision.INT8_QK else None
-    return attention(q, k, v, precision=kept.precision, return_lse=True, kernel=kernel, **options)
+    """By the kernel that the object was made with: others have other last bits."""
+    name = kept._kernel.name
+    return attention(q, k, v, precision=kept.precision, return_lse=True, **{"kernel": name, **options})
+
+
+def kept_call(q: torch.Tensor, kept: QuantizedKV, **options: Any) -> Any:
+    return attention(q, kept, return_lse=True, **{"kernel": kept._kernel.name, **options})
 
 
 def expect_the_same_bits(
@@ -52,7 +56,7 @@ def expect_the_same_bits(
     kept = quantize_kv(k, v, precision=precision)
     want = plain_call(q, k, v, kept, **options)
     for _ in range(2):
-        assert all(map(torch.equal, attention(q, kept, return_lse=True, **options), want))
+        assert all(map(torch.equal, kept_call(q, kept, **options), want))
 
 
 def bytes_of(kept: QuantizedKV) -> tuple[torch.Tensor, ...]:
