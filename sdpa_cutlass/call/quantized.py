@@ -274,12 +274,12 @@ class QuantizedKV:
     def _check_named(self, name: str) -> None:
         """Raises NoKernelError for a kernel of this precision whose memory looks otherwise."""
         for kernel in read_kernels(self._place[0]):
-            if kernel.name == name and kernel.serves(self._precision):
-                if kernel.head_dim != self._kernel.head_dim:
-                    raise NoKernelError(
-                        f"kernel {name} has head_dim {kernel.head_dim}; key is a QuantizedKV for kernels of "
-                        f"head_dim {self._kernel.head_dim}"
-                    )
+            is_meant = kernel.name == name and kernel.serves(self._precision)
+            if is_meant and kernel.head_dim != self._kernel.head_dim:
+                raise NoKernelError(
+                    f"kernel {name} has head_dim {kernel.head_dim}; key is a QuantizedKV for kernels of "
+                    f"head_dim {self._kernel.head_dim}"
+                )
 
     def _attend(
         self,

@@ -102,10 +102,17 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
 
 def quantized_load_widths(symbol: str) -> set[int]:
     """`load_widths` of the functions of quantised kernels."""
+    if symbol.endswith("_split"):
+        return QUANTIZED_LOADS | _PARTS
     mask_bytes = MASK_BYTES.get(symbol.rpartition("_")[2])
     if mask_bytes is None:
         return QUANTIZED_LOADS
     return QUANTIZED_LOADS | {mask_bytes, _QUANTIZED_RUN * mask_bytes}
+
+
+def quantized_store_widths(symbol: str) -> set[int]:
+    """`store_widths` of the functions of quantised kernels."""
+    return {16} | _LSE | (_PARTS if symbol.endswith("_split") else set())
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:

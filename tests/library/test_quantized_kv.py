@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import NoKernelError, Precision, QuantizedKV, attention, kernels, plan, quantize_kv
+from sdpa_cutlass import NoKernelError, Plan, Precision, QuantizedKV, attention, kernels, plan, quantize_kv
 from sdpa_cutlass.call.extras import needs_dense_copy
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.call.quantized_memory import BLOCK, Memory, key_bytes
 from sdpa_cutlass.errors import ArgumentError
+from sdpa_cutlass.library.abi import Library
 from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass.library.structs import Params
 from sdpa_cutlass.problem import Problem
 from tests.library.reference import rand
 from tests.library.test_lengths import int32
@@ -150,7 +152,7 @@ def test_padded_lengths(device: str, precision: Precision, causal: str | None) -
     kept = quantize_kv(k, v, precision=precision, seqlens_k=seqlens_k)
     want = plain_call(q, *clean, kept, seqlens_k=seqlens_k, causal=causal)
     seqlens_k.zero_()
-    assert all(map(torch.equal, attention(q, kept, causal=causal, return_lse=True), want))
+    assert all(map(torch.equal, kept_call(q, kept, causal=causal), want))
 
 
 @precisions
@@ -176,7 +178,7 @@ def test_pieces_that_begin_with_less_than_a_block(
         first += count
         want = plain_call(q, k[:, :, :first], v[:, :, :first], kept)
         assert kept.seqlen_k == first
-        assert all(map(torch.equal, attention(q, kept, return_lse=True), want))
+        assert all(map(torch.equal, kept_call(q, kept), want))
 
 
 @precisions
@@ -292,33 +294,59 @@ def test_the_memory_is_the_librarys_workspace(device: str, precision: Precision)
 
 
 @pytest.mark.parametrize(
-    ("precision", "missing", "total_k", "word"),
+    ("precision", "missing", "total_k", "is_there", "word"),
     [
-        ("int8", ("q", "out"), 0, "q is null"),
-        ("int8", ("q",), 192, "q is null"),
-        ("int8", ("q", "out", "k"), 192, "k is null"),
-        ("int8", ("q", "out", "v"), 192, "v is null"),
-        ("int8", ("k", "v", "out"), 192, "out is null"),
-        ("int8", ("k",), 0, "k is null"),
-        ("int8_qk", ("k", "v"), 192, "v is null"),
-        ("exact", ("k",), 192, "k is null"),
-        ("exact", ("q", "out"), 192, "q is null"),
+        ("int8", ("q", "out"), 0, False, "q is null"),
+        ("int8", ("q",), 192, False, "q is null"),
+        ("int8", ("q", "out", "k"), 192, False, "k is null"),
+        ("int8", ("q", "out", "v"), 192, False, "v is null"),
+        ("int8", ("k",), 192, False, "k is null"),
+        ("int8", ("q", "k", "v", "out"), 192, True, "q is null"),
+        ("int8", ("k", "v", "out"), 192, True, "out is null"),
+        ("int8_qk", ("k", "v"), 192, True, "v is null"),
+        ("int8", ("k", "v"), 0, True, "allowed is null, or a quantised kernel with total_k above 0"),
+        ("exact", ("k",), 192, True, "allowed is null, or a quantised kernel with total_k above 0"),
+        ("exact", ("q", "out"), 192, False, "q is null"),
     ],
 )
 def test_null_where_nothing_else_says_so(
-    device: str, precision: str, missing: tuple[str, ...], total_k: int, word: str
+    device: str, precision: str, missing: tuple[str, ...], total_k: int, is_there: bool, word: str
 ) -> None:
-    """Through the C ABI: nothing is launched."""
-    q, k, v = inputs(device)
-    made = plan(q, k, v, precision=precision)
-    out, library = torch.empty_like(q), quantize_kv(k, v)._place[0]
-    params = make_params(made.problem, 1.0, q, k, v, out, None)
-    memory = Memory(Precision.INT8, 4, 64, 192, k.device)
-    params.workspace, params.workspace_bytes, params.total_k = memory.address, memory.size, total_k
+    """Through the C ABI: nothing is launched. `is_there`: what the first launch leaves is."""
+    params, memory, library, made = c_call(device, precision, total_k)
+    if is_there:
+        params.quantized, params.quantized_bytes = memory.address, memory.size
     for name in missing:
         setattr(params, name, None)
     assert library.launch_function(made.kernel.index, params, 0, None) == 1
     assert word in library.last_error()
+
+
+@pytest.mark.parametrize(
+    ("more", "word"), [(0, ""), (256, "quantized has"), (-256, "quantized has"), (None, "a multiple of 256")]
+)
+def test_memory_of_another_size_is_refused(device: str, more: int | None, word: str) -> None:
+    """Such as that of keys for kernels of another head_dim. Through the C ABI."""
+    params, memory, library, made = c_call(device, "int8", 192)
+    params.workspace, params.workspace_bytes = None, 0
+    params.quantized, params.quantized_bytes = memory.address, memory.size + (more or 0)
+    if more is None:
+        params.quantized += 16
+    memory._store.zero_()
+    assert library.launch_function(made.kernel.index, params, 0, None) == (1 if word else 0)
+    assert not word or word in library.last_error()
+
+
+def c_call(device: str, precision: str, total_k: int) -> tuple[Params, Memory, Library, Plan]:
+    """Arguments of a launch of 70 rows over 130 keys that lie in a workspace for 192."""
+    q, k, v = inputs(device)
+    kept = quantize_kv(k, v, precision="int8")
+    named = None if precision == "exact" else quantize_kv(k, v, precision=precision)._kernel.name
+    made = plan(q, k, v, precision=precision, kernel=named)
+    params = make_params(made.problem, 1.0, q, k, v, torch.empty_like(q), None)
+    memory = Memory(Precision.INT8, 4, 64, 192, k.device)
+    params.workspace, params.workspace_bytes, params.total_k = memory.address, memory.size, total_k
+    return params, memory, kept._place[0], made
 
 
 def test_facts(device: str) -> None:
@@ -343,7 +371,7 @@ def test_no_keys_yet(device: str, precision: Precision) -> None:
     assert (lse == -math.inf).all()
     kept.append(k[:, :, :0], v[:, :, :0])
     kept.append(k, v)
-    assert torch.equal(attention(q, kept), plain_call(q, k, v, kept)[0])
+    assert torch.equal(kept_call(q, kept)[0], plain_call(q, k, v, kept)[0])
     nothing = quantize_kv(k[:0], v[:0], precision=precision)
     nothing.append(k[:0], v[:0])
     assert attention(q[:0], nothing).shape == (0, 4, 3, 64)
@@ -377,10 +405,46 @@ def test_a_kernel_by_name(device: str) -> None:
     names = {
         row.head_dim: row.name
         for row in rows
-        if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype
+        if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype and not row.is_split
     }
-    assert torch.equal(attention(q, kept, kernel=names[64]), attention(q, kept))
+    assert names[64] == kept._kernel.name
+    assert torch.equal(attention(q, kept, kernel=names[64]), attention(q, k, v, kernel=names[64]))
     with pytest.raises(NoKernelError, match="a QuantizedKV for kernels of head_dim 64"):
         attention(q, kept, kernel=names[128])
     with pytest.raises(ArgumentError, match="is not one of"):
         attention(q, kept, kernel="fmha_fwd")
+
+
+@precisions
+@pytest.mark.parametrize("causal", [None, "bottom_right"])
+@pytest.mark.parametrize(("heads", "head_dim"), [(8, 64), (4, 96), (3, 128)])
+def test_decoding_splits_the_keys(
+    device: str, precision: Precision, causal: str | None, heads: int, head_dim: int
+) -> None:
+    """One query of grouped heads takes a split kernel, whose results keep the contract; so does a plain call
+    by its name, bit for bit.
+    """
+    sizes = ((heads, 2), (2, 1500), (2, 1500))
+    q, k, v = (
+        rand(2, head, rows, head_dim, device=device, dtype=torch.float16, seed=seed)
+        for seed, (head, rows) in enumerate(((2 * heads, 2), sizes[1], sizes[2]))
+    )
+    kept = quantize_kv(k, v, precision=precision)
+    chosen: list[tuple[str, int]] = []
+    launch = QuantizedKV._launch
+
+    def watch(self: QuantizedKV, kernel: Any, params: Params, *others: Any) -> None:
+        chosen.append((kernel.name, params.num_splits))
+        launch(self, kernel, params, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuantizedKV, "_launch", watch)
+        out, lse = attention(q, kept, causal=causal, return_lse=True)
+    ((name, num_splits),) = chosen
+    assert "_split" in name
+    assert num_splits > 1
+    options = {"causal": causal, "return_lse": True}
+    again = attention(q, k, v, precision=precision, kernel=name, **options)
+    assert all(map(torch.equal, (out, lse), again))
+    assert relative_error(out, attention(q, k, v, causal=causal)) < 2e-2
+    assert all(map(torch.equal, (out, lse), attention(q, kept, **options)))  # counters are zero again

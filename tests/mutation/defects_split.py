@@ -167,8 +167,8 @@ SPLITS: tuple[Mutant, ...] = (
     # ---- what they leave ----
     _split(
         "part_of_another_split",
-        "store_part(params, first_part + split.index,",
-        "store_part(params, first_part + split.index / 2 * 2,",
+        "Parts::store(params, first_part + split.index,",
+        "Parts::store(params, first_part + split.index / 2 * 2,",
         "two splits leave their results in one place",
         Check.NUMERICS,
     ),
@@ -253,8 +253,8 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "columns_beyond_head_dim",
-        "      if (col < Traits::head_dim_v(params))\n        *reinterpret_cast<uint2 *>",
-        "      *reinterpret_cast<uint2 *>",
+        "if (col < Traits::head_dim_v(params))\n                     *reinterpret_cast<uint2 *>",
+        "*reinterpret_cast<uint2 *>",
         "a smaller head_dim: columns behind a row are written",
         Check.OUTSIDE,
     ),

@@ -1,8 +1,8 @@
 """What a quantised forward kernel is: `FmhaFwdQ8`, its functions, and the resources of its CTA.
 
 A launch runs two functions: `<name>_quantize` first, which turns K and V into bytes, then the one for its
-kind of mask. A split kernel takes no masks, and has one beside the first. The C++ headers compute shared memory by themselves; each generated unit asserts that both
-agree.
+kind of mask. A split kernel takes no masks, and has one beside the first. The C++ headers compute shared
+memory by themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class FmhaFwdQ8(Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """Q, and K, V and the tokens' scales of every stage of every KV group; O, or what the groups hand over,
-        takes their room in the end.
+        """Q, and K, V and the tokens' scales of every stage of every KV group; O, or what the groups hand
+        over, takes their room in the end.
         """
         tile = self.tile
         q = tile.block_m * self.head_dim

@@ -1,7 +1,7 @@
 """THE file to edit for the quantised kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>]. Every kernel serves
-smaller head_dims too, so a head_dim that is missing here is served by the next larger one.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_g<kv_groups>]. Every
+kernel serves smaller head_dims too, so a head_dim that is missing here is served by the next larger one.
 """
 
 from __future__ import annotations

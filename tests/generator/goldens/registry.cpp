@@ -24,7 +24,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 8;
 
-extern const char *const kGeneratorDigest = "9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1";
+extern const char *const kGeneratorDigest = "cd607fb0f409dfee64d521f246b553aaf67cdcdbf9543d9a239f16759a9f77ba";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

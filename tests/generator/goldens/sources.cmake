@@ -26,4 +26,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 9d6be8f1a590c17f3ddbac70864c8d6aa8b1bc53c0f25dc1a4a33be387312be1)
+set(SDPA_GENERATED_DIGEST cd607fb0f409dfee64d521f246b553aaf67cdcdbf9543d9a239f16759a9f77ba)
