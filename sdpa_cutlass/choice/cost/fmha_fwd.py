@@ -82,7 +82,7 @@ _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
 _PART_CYCLES = 0.4  # for an element of O that is left in memory and read again
-MAX_SPLITS = 64
+_MAX_SPLITS = 64
 MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
 
@@ -283,12 +283,12 @@ class FmhaFwd(Model):
         Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
         """
         groups, sms = self._kv_groups, self._sms
-        most = min(self._most_split // tiles, blocks // groups, MAX_SPLITS)
+        most = min(self._most_split // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)
         if meetings is None:
-            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(MAX_SPLITS + 1)]
+            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
             self._meetings[rows] = meetings
         round_cycles = self._round
         best, least = 1, -(-blocks // groups) * round_cycles[-(-tiles // sms)]

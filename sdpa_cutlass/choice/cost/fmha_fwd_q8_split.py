@@ -14,7 +14,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import Problem
 from ..visible_keys import rows_of_tiles
-from .fmha_fwd import MAX_SPLIT_TILES, MAX_SPLITS, meeting_cycles
+from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles
 from .fmha_fwd_q8 import issue_cycles, pass_cycles
 from .model import (
     CTA_CYCLES,
@@ -29,6 +29,7 @@ from .model import (
 _CHAIN_CYCLES = 900  # of a block, in which its warp waits
 _LOADING_SHARE = 0.5  # of the time that loads take, next to what is issued
 _MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
+_MAX_SPLITS = 128  # more than in 16 bits: a CTA has half of the bytes
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
 
@@ -98,12 +99,12 @@ class FmhaFwdQ8Split(Model):
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting."""
         groups, sms = self.kernel.kv_groups, self.device.sms
-        most = min(sms * self._resident // tiles, blocks // groups, MAX_SPLITS)
+        most = min(sms * self._resident // tiles, blocks // groups, _MAX_SPLITS)
         if tiles > MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)
         if meetings is None:
-            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(MAX_SPLITS + 1)]
+            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
             self._meetings[rows] = meetings
 
         def cycles(num_splits: int) -> float:
