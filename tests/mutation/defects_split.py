@@ -167,8 +167,8 @@ SPLITS: tuple[Mutant, ...] = (
     # ---- what they leave ----
     _split(
         "part_of_another_split",
-        "Parts::store(params, first_part + split.index,",
-        "Parts::store(params, first_part + split.index / 2 * 2,",
+        "store_part(params, first_part + split.index,",
+        "store_part(params, first_part + split.index / 2 * 2,",
         "two splits leave their results in one place",
         Check.NUMERICS,
     ),
@@ -246,15 +246,15 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "rows_beyond_a_length",
-        "      if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
+        "    if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
         "",
         "rows beyond a sequence's length are not 0 and -inf",
         Check.NUMERICS,
     ),
     _split(
         "columns_beyond_head_dim",
-        "if (col < Traits::head_dim_v(params))\n                     *reinterpret_cast<uint2 *>",
-        "*reinterpret_cast<uint2 *>",
+        "      if (col < Traits::head_dim_v(params))\n        *reinterpret_cast<uint2 *>",
+        "      *reinterpret_cast<uint2 *>",
         "a smaller head_dim: columns behind a row are written",
         Check.OUTSIDE,
     ),

@@ -15,18 +15,64 @@
 
 namespace sdpa::fmha_fwd {
 
-// What the CTAs of a tile leave for the last one.
+// What becomes of a row once its parts are one; a family may do otherwise.
 template <class Traits>
-struct SplitParts {
+struct SplitEnds {
+  using Base = Epilogue<Traits>;
+  using SoftmaxState = typename Base::SoftmaxState;
+
+  // `max` and `sum` of row `row` of the tile become those of softmax_lse. Returns what its O has to be multiplied with.
+  SDPA_DEVICE static float complete(const typename Traits::Params &params, const WorkTile &tile,
+                                    const Sequence &sequence, int out_row, int /*row*/, const char * /*smem*/,
+                                    float &max, float &sum) {
+    if (out_row >= sequence.seqlen_q) sum = 0.f;
+    const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
+    return SoftmaxState::inverse(sum) * scale;
+  }
+
+  SDPA_DEVICE static uint32_t pack(float x, float y) { return arch::pack<typename Traits::Element>(x, y); }
+};
+
+template <class Traits, class Ends = SplitEnds<Traits>>
+struct SplitEpilogue {
   using Arch = typename Traits::Arch;
+  using Element = typename Traits::Element;
   using Params = typename Traits::Params;
+  using Base = Epilogue<Traits>;
   using Merge = GroupMerge<Traits>;
-  using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
+  using SoftmaxState = typename Base::SoftmaxState;
 
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kHeadDim = Traits::kHeadDim;
 
-  SDPA_DEVICE static void store(const Params &params, int64_t part, int num_rows, const Merge &merged) {
+  // Merges the CTA's KV groups, leaves the result in the workspace and, in the last CTA, merges all and stores.
+  template <class Accumulator>
+  SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                     const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
+                                     SoftmaxState &softmax) {
+    if (split.num_active == 1) {
+      if constexpr (Traits::kKvGroups == 1) {
+        Base::store_tile(params, tile, sequence, smem, tOrO, softmax);
+      } else {
+        Base::merge_tile(params, tile, sequence, smem, tOrO, softmax);
+      }
+      return;
+    }
+    const int64_t first_part = int64_t{tile_index} * params.num_splits;
+    const int num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
+    store_part(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
+    if (is_last(params.arrivals + tile_index, split.num_active))
+      merge_parts(params, tile, sequence, first_part, split.num_active, num_rows, smem);
+  }
+
+  SDPA_DEVICE static float *out_of(const Params &params, int64_t part, int row) {
+    return params.partial_out + (part * kBlockM + row) * kHeadDim;
+  }
+  SDPA_DEVICE static float2 *stats_of(const Params &params, int64_t part, int row) {
+    return params.partial_stats + part * kBlockM + row;
+  }
+
+  SDPA_DEVICE static void store_part(const Params &params, int64_t part, int num_rows, const Merge &merged) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       const int row = merged.row(i);
@@ -55,15 +101,13 @@ struct SplitParts {
     return Arch::syncthreads_or(last);  // whoever hears of the last arrival sees the parts of all splits
   }
 
-  // Merges the parts of a tile, and calls `finish(row, col, max, sum, out)` for every row of it and every fourth column:
-  // the row's maximum and sum, and its O from that column on.
-  template <class Finish>
-  SDPA_DEVICE static void merge(const Params &params, int64_t first_part, int num_active, int num_rows,
-                                const Finish &finish) {
+  SDPA_DEVICE static void merge_parts(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                      int64_t first_part, int num_active, int num_rows, const char *smem) {
     constexpr int kVectors = kHeadDim / 4;
     constexpr int kBatch = 16;  // splits whose loads are in flight together
     for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads) {
       const int row = index / kVectors, col = index % kVectors * 4;
+      const int out_row = tile.m_block * kBlockM + row;
       const float4 *const outs = reinterpret_cast<const float4 *>(out_of(params, first_part, row) + col);
       const float2 *const stats = stats_of(params, first_part, row);
       float max = SoftmaxState::kNoKey, sum = 0.f;
@@ -98,61 +142,12 @@ struct SplitParts {
           out.w += weight * part[i].w;
         }
       }
-      finish(row, col, max, sum, out);
+      const float inverse = Ends::complete(params, tile, sequence, out_row, row, smem, max, sum);
+      if (col < Traits::head_dim_v(params))
+        *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
+            make_uint2(Ends::pack(out.x * inverse, out.y * inverse), Ends::pack(out.z * inverse, out.w * inverse));
+      if (params.softmax_lse && col == 0) *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
     }
-  }
-
- private:
-  SDPA_DEVICE static float *out_of(const Params &params, int64_t part, int row) {
-    return params.partial_out + (part * kBlockM + row) * kHeadDim;
-  }
-  SDPA_DEVICE static float2 *stats_of(const Params &params, int64_t part, int row) {
-    return params.partial_stats + part * kBlockM + row;
-  }
-};
-
-template <class Traits>
-struct SplitEpilogue {
-  using Arch = typename Traits::Arch;
-  using Element = typename Traits::Element;
-  using Params = typename Traits::Params;
-  using Base = Epilogue<Traits>;
-  using Merge = GroupMerge<Traits>;
-  using Parts = SplitParts<Traits>;
-  using SoftmaxState = typename Base::SoftmaxState;
-
-  static constexpr int kBlockM = Traits::kBlockM;
-
-  // Merges the CTA's KV groups, leaves the result in the workspace and, in the last CTA, merges all and stores.
-  template <class Accumulator>
-  SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence,
-                                     const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
-                                     SoftmaxState &softmax) {
-    if (split.num_active == 1) {
-      if constexpr (Traits::kKvGroups == 1) {
-        Base::store_tile(params, tile, sequence, smem, tOrO, softmax);
-      } else {
-        Base::merge_tile(params, tile, sequence, smem, tOrO, softmax);
-      }
-      return;
-    }
-    const int64_t first_part = int64_t{tile_index} * params.num_splits;
-    const int num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
-    Parts::store(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
-    if (!Parts::is_last(params.arrivals + tile_index, split.num_active)) return;
-    Parts::merge(params, first_part, split.num_active, num_rows,
-                 [&](int row, int col, float max, float sum, const float4 &out) SDPA_INLINE_LAMBDA {
-                   const int out_row = tile.m_block * kBlockM + row;
-                   if (out_row >= sequence.seqlen_q) sum = 0.f;
-                   const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
-                   const float inverse = SoftmaxState::inverse(sum) * scale;
-                   if (col < Traits::head_dim_v(params))
-                     *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
-                         make_uint2(arch::pack<Element>(out.x * inverse, out.y * inverse),
-                                    arch::pack<Element>(out.z * inverse, out.w * inverse));
-                   if (params.softmax_lse && col == 0)
-                     *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
-                 });
   }
 };
 
