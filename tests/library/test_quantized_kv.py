@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import NoKernelError, Plan, Precision, QuantizedKV, attention, kernels, plan, quantize_kv
+from sdpa_cutlass import (
+    AttentionPlan,
+    NoKernelError,
+    Precision,
+    QuantizedKV,
+    attention,
+    kernels,
+    plan,
+    quantize_kv,
+)
 from sdpa_cutlass.call.extras import needs_dense_copy
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.call.quantized_memory import BLOCK, Memory, key_bytes
@@ -337,14 +346,16 @@ def test_memory_of_another_size_is_refused(device: str, more: int | None, word: 
     assert not word or word in library.last_error()
 
 
-def c_call(device: str, precision: str, total_k: int) -> tuple[Params, Memory, Library, Plan]:
+def c_call(device: str, precision: str, total_k: int) -> tuple[Params, Memory, Library, AttentionPlan]:
     """Arguments of a launch of 70 rows over 130 keys that lie in a workspace for 192."""
     q, k, v = inputs(device)
     kept = quantize_kv(k, v, precision="int8")
     named = None if precision == "exact" else quantize_kv(k, v, precision=precision)._kernel.name
     made = plan(q, k, v, precision=precision, kernel=named)
     params = make_params(made.problem, 1.0, q, k, v, torch.empty_like(q), None)
-    memory = Memory(Precision.INT8, 4, 64, 192, k.device)
+    params.num_splits = int(made.kernel.is_split)
+    of_qk = precision == "int8_qk"
+    memory = Memory(Precision.INT8_QK if of_qk else Precision.INT8, 4, 64, 192, k.device)
     params.workspace, params.workspace_bytes, params.total_k = memory.address, memory.size, total_k
     return params, memory, kept._place[0], made
 
@@ -408,7 +419,9 @@ def test_a_kernel_by_name(device: str) -> None:
         if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype and not row.is_split
     }
     assert names[64] == kept._kernel.name
-    assert torch.equal(attention(q, kept, kernel=names[64]), attention(q, k, v, kernel=names[64]))
+    assert torch.equal(
+        attention(q, kept, kernel=names[64]), attention(q, k, v, kernel=names[64], precision="int8")
+    )
     with pytest.raises(NoKernelError, match="a QuantizedKV for kernels of head_dim 64"):
         attention(q, kept, kernel=names[128])
     with pytest.raises(ArgumentError, match="is not one of"):
