@@ -1,4 +1,4 @@
-"""When split kernels of 8 bits are chosen, and with how many splits: what their prices say on rows made here."""
+"""When split kernels of 8 bits are chosen, and with how many splits: what prices say of rows made here."""
 
 from __future__ import annotations
 

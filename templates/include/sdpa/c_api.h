@@ -102,8 +102,8 @@ typedef struct sdpa_params {
    * the batch stride is not used, seqlen_q and seqlen_k are upper bounds. [batch + 1], or null. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
-  int32_t total_q;             /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
-  int32_t total_k;             /* or the keys that a quantised kernel's first launch makes room for; above 0, q or k may be null */
+  int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
+  int32_t total_k; /* or the keys that a quantised kernel's first launch makes room for; above 0, q or k may be null */
   int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal or
                                 * has_window */
   int32_t num_splits;          /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */

@@ -92,8 +92,8 @@ struct Kernel {
   }
 
   SDPA_DEVICE static auto make_accumulator() {  // ((2, 2), MMA_M, MMA_K)
-    Tensor tOrO = make_tensor<float>(partition_shape_C(typename Traits::TiledMmaPv{},
-                                                       Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{}));
+    Tensor tOrO = make_tensor<float>(
+        partition_shape_C(typename Traits::TiledMmaPv{}, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{}));
     clear(tOrO);
     return tOrO;
   }

@@ -96,8 +96,8 @@ typename Traits::Params to_params(const sdpa_params &p) {
     params.num_splits = p.num_splits;
     char *const parts = static_cast<char *>(p.workspace) + (p.quantized != nullptr ? 0 : workspace.bytes);
     params.partial_out = reinterpret_cast<float *>(parts);
-    params.partial_stats = reinterpret_cast<float2 *>(params.partial_out +
-                                                      num_ctas<Traits>(p) * Traits::kBlockM * Traits::kHeadDim);
+    params.partial_stats =
+        reinterpret_cast<float2 *>(params.partial_out + num_ctas<Traits>(p) * Traits::kBlockM * Traits::kHeadDim);
     params.arrivals = p.split_arrivals;
   }
   return params;

@@ -27,8 +27,7 @@ struct QPrologue {
     return (i / 2 * Traits::kWarpsM + tid / 32) * 16 + tid % 32 / 4 + 8 * (i % 2);
   }
 
-  SDPA_DEVICE static const Element *base(const Params &params, const WorkTile &tile,
-                                         const Sequence &sequence) {
+  SDPA_DEVICE static const Element *base(const Params &params, const WorkTile &tile, const Sequence &sequence) {
     return static_cast<const Element *>(params.q.data) + tile.bidb * params.q.batch_stride +
            tile.bidh * params.q.head_stride + sequence.first_row_q * params.q.row_stride;
   }
@@ -52,8 +51,8 @@ struct QPrologue {
     }
   }
 
-  SDPA_DEVICE static void run(const Params &params, const WorkTile &tile, const Sequence &sequence,
-                              int8_t *smem_q, float (&q_scale)[kRows]) {
+  SDPA_DEVICE static void run(const Params &params, const WorkTile &tile, const Sequence &sequence, int8_t *smem_q,
+                              float (&q_scale)[kRows]) {
     Tensor sQ = make_tensor(make_smem_ptr(smem_q), typename Traits::SmemLayoutQ{});  // (kBlockM, kHeadDim)
     const int tid = Traits::group_thread(), quad_lane = tid % 4;
     const bool writes = !Traits::kIsSplit || Arch::thread_idx() < Traits::kGroupThreads;
@@ -81,8 +80,8 @@ struct QPrologue {
   }
 
   // |softmax_scale| · log2(e) · q·c of row `row` of the sequence, with the sign of softmax_scale in q.
-  SDPA_DEVICE static float mean_logit(const Params &params, const WorkTile &tile, const Sequence &sequence,
-                                      int row, int quad_lane) {
+  SDPA_DEVICE static float mean_logit(const Params &params, const WorkTile &tile, const Sequence &sequence, int row,
+                                      int quad_lane) {
     const float *const c = params.k_mean + (int64_t{tile.bidb} * params.num_heads_kv + tile.bidh_kv) * Traits::kHeadDim;
     float x[kVectors][8];
     load(x, params, base(params, tile, sequence), sequence, row, quad_lane);

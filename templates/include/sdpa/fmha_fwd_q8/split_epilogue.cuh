@@ -90,9 +90,9 @@ struct SplitEpilogue {
       for (int t = 0; t < Merge::kTiles; ++t) {
         const float4 &unit = merged.out[i / 2 * Merge::kTiles + t];
         if (merged.col(t) < params.head_dim_v)
-          *reinterpret_cast<uint32_t *>(out + merged.col(t)) =
-              i % 2 == 0 ? Ends::pack(unit.x * inverse, unit.y * inverse)
-                         : Ends::pack(unit.z * inverse, unit.w * inverse);
+          *reinterpret_cast<uint32_t *>(out + merged.col(t)) = i % 2 == 0
+                                                                   ? Ends::pack(unit.x * inverse, unit.y * inverse)
+                                                                   : Ends::pack(unit.z * inverse, unit.w * inverse);
       }
       if (params.softmax_lse && merged.group == 0 && merged.tid % 4 == 0)
         *Rows::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
