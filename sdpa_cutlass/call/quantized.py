@@ -251,18 +251,21 @@ class QuantizedKV:
         params.workspace, params.workspace_bytes = memory.address, memory.size
         params.total_k = memory.capacity
         params.num_splits = int(self._kernel.is_split)
-        self._launch(self._kernel, params, self._stream(), problem)
+        self._launch(self._kernel, params, problem)
 
-    def _stream(self) -> int:
-        """torch's current one of the device; 0 for the host library, which has none."""
-        _, device = self._place
-        return stream_getter()(device.index) if device.target is Target.CUDA else 0
-
-    def _launch(self, kernel: KernelInfo, params: Params, handle: int, problem: Problem) -> None:
-        """Queues `kernel` on the stream with this handle."""
+    def _launch(self, kernel: KernelInfo, params: Params, problem: Problem) -> None:
+        """Queues `kernel` on torch's current stream of the device, in a workspace unless `params` has one."""
         library, device = self._place
-        stream = c_void_p(handle) if device.target is Target.CUDA else None
+        is_cuda = device.target is Target.CUDA
+        handle = stream_getter()(device.index) if is_cuda else 0
+        size = 0 if params.workspace else library.workspace_bytes(kernel.index, params)
+        workspace = None
+        if size:
+            workspace, params.workspace = make_workspace(size, self.device, handle)
+            params.workspace_bytes = size
+        stream = c_void_p(handle) if is_cuda else None
         status = library.launch_function(kernel.index, ctypes.byref(params), device.index, stream)
+        del workspace  # torch's allocator reuses it in stream order
         if status:
             library.check(status, f"{kernel.name} on {problem}")
 
@@ -307,13 +310,7 @@ class QuantizedKV:
         # Kernels of other head_dims are refused: what they leave has another size.
         choice = choose(library, problem, self._precision, device, params, name=name)
         params.num_splits = choice.num_splits
-        handle, size = self._stream(), library.workspace_bytes(choice.kernel.index, params)
-        workspace = None
-        if size:
-            workspace, params.workspace = make_workspace(size, self.device, handle)
-            params.workspace_bytes = size
-        self._launch(choice.kernel, params, handle, problem)
-        del workspace  # torch's allocator reuses it in stream order
+        self._launch(choice.kernel, params, problem)
 
 
 @contextlib.contextmanager

@@ -22,18 +22,6 @@ def _quantized(
     )
 
 
-def _split(name: str, header: str, old: str, new: str, defect: str, by: Check) -> Mutant:
-    return Mutant(
-        name=f"quantized_split_{name}",
-        header=_FOLDER + header,
-        old=old,
-        new=new,
-        defect=defect,
-        kernels=Kernels.QUANTIZED_SPLIT,
-        by=by,
-    )
-
-
 QUANTIZED: tuple[Mutant, ...] = (
     # ---- the mean of the keys ----
     _quantized(
@@ -403,39 +391,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "row_max[i] += row_base[i];",
         "row_max[i] += 0.f;",
         "softmax_lse lacks what row_max counts from",
-        Check.LSE,
-    ),
-    # ---- split kernels ----
-    _split(
-        "keys_of_the_first_warp",
-        "kernel.cuh",
-        "KeySplit::make(group, Traits::kKvGroups, keys)",
-        "KeySplit::make(0, Traits::kKvGroups, keys)",
-        "all warps of a CTA take the same keys",
-        Check.NUMERICS,
-    ),
-    _split(
-        "k_before_it_was_read",
-        "split_mainloop.cuh",
-        "Arch::syncwarp();  // every lane has read K(n)",
-        "",
-        "the next K overwrites what other lanes still read",
-        Check.RACES,
-    ),
-    _split(
-        "left_end_without_a_mask",
-        "split_mainloop.cuh",
-        " || n_block < keys.n_block_full_min",
-        "",
-        "keys before a window count",
-        Check.NUMERICS,
-    ),
-    _split(
-        "lse_of_parts_without_the_mean",
-        "split_epilogue.cuh",
-        "needs_mean(params) ? reinterpret_cast<const float *>(smem)[row] : 0.f",
-        "0.f",
-        "q·c is missing where several CTAs share the keys",
         Check.LSE,
     ),
 )
