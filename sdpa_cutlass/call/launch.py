@@ -39,10 +39,10 @@ _SIZE = ctypes.sizeof(Addresses)
 _pack = struct.Struct(f"{_HEAD}s7P{_SIZE - _REST}s").pack  # P, not Q: 0.05 µs less
 _pack_rest = struct.Struct("10P").pack  # split_arrivals, and what `_extra_words` gives
 _head = struct.pack("II", _SIZE, 0)
-# sdpa_params: sizes and scale; addresses; strides; the mask; p_dropout; options; the rest; sinks. To set its
-# fields one by one takes ctypes three times as long.
+# sdpa_params: sizes and scale; addresses; strides; the mask; p_dropout; options; the rest; sinks; nothing
+# quantised. To set its fields one by one takes ctypes three times as long.
 _PARAMS_SIZE = ctypes.sizeof(Params)
-_pack_params = struct.Struct("I10if 6PQP 14q P4q if 2Q5P 8iP").pack
+_pack_params = struct.Struct("I10if 6PQP 14q P4q if 2Q5P 8iP 16x").pack
 _NO_WORKSPACE = (0, 0, 0)  # workspace, workspace_bytes, split_arrivals
 _NO_STRIDES = (0, 0, 0, 0)
 # The same words in sdpa_params: mask, and from philox_seed on the others.

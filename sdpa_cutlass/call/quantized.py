@@ -1,8 +1,8 @@
 """Keys and values that were quantised before: what holds them, how it grows, and attention over it.
 
 A plain call with a precision makes bytes of K and V and attends to them, in two launches. Here the first one
-is made once, into memory that a QuantizedKV keeps (quantized_memory.py), and every call makes the second one
-alone: the C ABI's `total_k` above 0, with q and out, or k, null.
+is made once, into memory that a QuantizedKV keeps (quantized_memory.py): the C ABI's `total_k` above 0, with
+q and out null. Every call makes the second one alone, with that memory as `quantized`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..choice.select import choose, ranking
 from ..errors import ArgumentError, ArgumentTypeError, NoKernelError, UnsupportedError
 from ..library.device import stream_getter
 from ..library.locate import Target
-from ..library.registry import Family, KernelInfo, Precision
+from ..library.registry import Family, KernelInfo, Precision, read_kernels
 from ..library.structs import Params
 from ..problem import Problem
 from . import checks, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Inputs, Options, Result
 from .binding import bind
 from .extras import NO_EXTRAS, Extras, dense_copy, needs_dense_copy, refuse_causal_bias
-from .launch import library_for, make_params
+from .launch import library_for, make_params, make_workspace
 from .operands import INT32_MAX, Layout, dtype_name, loadable, padded
 from .planning import execute
 from .quantized_checks import SHAPE, checked_pair, out_of_graphs, refuse_tracing
@@ -210,7 +210,7 @@ class QuantizedKV:
         params = make_params(problem, 1.0, key, key, key, key, None)
         choose(library, problem, self._precision, device, params)  # or says why there is none
         legal = [kernel for kernel, _ in ranking(library, problem, self._precision, device)]
-        return min(legal, key=lambda kernel: (kernel.head_dim, kernel.name))
+        return min(legal, key=lambda kernel: (kernel.head_dim, kernel.is_split, kernel.name))
 
     def _new_memory(self, capacity: int) -> tuple[Memory, torch.Tensor | None]:
         """Room for `capacity` keys, and under int8_qk for their values."""
@@ -248,15 +248,24 @@ class QuantizedKV:
         problem = self._problem(key.shape[2])
         params = make_params(problem, 1.0, k, k, v, k, None, given)
         params.q = params.out = None
-        self._launch(self._kernel, params, memory, problem)
-
-    def _launch(self, kernel: KernelInfo, params: Params, memory: Memory, problem: Problem) -> None:
-        """Queues `kernel` on torch's current stream of the device."""
-        library, device = self._place
         params.workspace, params.workspace_bytes = memory.address, memory.size
         params.total_k = memory.capacity
-        stream = c_void_p(stream_getter()(device.index)) if device.target is Target.CUDA else None
+        params.num_splits = int(self._kernel.is_split)
+        self._launch(self._kernel, params, problem)
+
+    def _launch(self, kernel: KernelInfo, params: Params, problem: Problem) -> None:
+        """Queues `kernel` on torch's current stream of the device, in a workspace unless `params` has one."""
+        library, device = self._place
+        is_cuda = device.target is Target.CUDA
+        handle = stream_getter()(device.index) if is_cuda else 0
+        size = 0 if params.workspace else library.workspace_bytes(kernel.index, params)
+        workspace = None
+        if size:
+            workspace, params.workspace = make_workspace(size, self.device, handle)
+            params.workspace_bytes = size
+        stream = c_void_p(handle) if is_cuda else None
         status = library.launch_function(kernel.index, ctypes.byref(params), device.index, stream)
+        del workspace  # torch's allocator reuses it in stream order
         if status:
             library.check(status, f"{kernel.name} on {problem}")
 
@@ -264,6 +273,16 @@ class QuantizedKV:
         """A tensor with the sizes of the keys, or of the values, and one element in all."""
         batch, heads = self._shape[:2]
         return layout.swapped(self._element.expand(batch, heads, self._seqlen, columns))
+
+    def _check_named(self, name: str) -> None:
+        """Raises NoKernelError for a kernel of this precision whose memory looks otherwise."""
+        for kernel in read_kernels(self._place[0]):
+            is_meant = kernel.name == name and kernel.serves(self._precision)
+            if is_meant and kernel.head_dim != self._kernel.head_dim:
+                raise NoKernelError(
+                    f"kernel {name} has head_dim {kernel.head_dim}; key is a QuantizedKV for kernels of "
+                    f"head_dim {self._kernel.head_dim}"
+                )
 
     def _attend(
         self,
@@ -283,19 +302,15 @@ class QuantizedKV:
         params.k = None
         if self._values is None:
             params.v = None
-        params.total_k = self._memory.capacity
-        kernel = choose(library, problem, self._precision, device, params, name=name).kernel
-        head_dim = self._kernel.head_dim
-        if kernel.head_dim != head_dim:
-            others = ranking(library, problem, self._precision, device) if name is None else ()
-            found = next((other for other, _ in others if other.head_dim == head_dim), None)
-            if found is None:
-                raise NoKernelError(
-                    f"kernel {kernel.name} has head_dim {kernel.head_dim}; key is a QuantizedKV for kernels "
-                    f"of head_dim {head_dim}"
-                )
-            kernel = found
-        self._launch(kernel, params, self._memory, problem)
+        memory = self._memory
+        params.total_k = memory.capacity
+        params.quantized, params.quantized_bytes = memory.address, memory.size
+        if name is not None:
+            self._check_named(name)
+        # Kernels of other head_dims are refused: what they leave has another size.
+        choice = choose(library, problem, self._precision, device, params, name=name)
+        params.num_splits = choice.num_splits
+        self._launch(choice.kernel, params, problem)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from . import cpu_features
 from .locate import Target, locate
 from .structs import Addresses, BwdParams, MergeParams, Params, RawBuildInfo, RawKernelInfo
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, HOST_CHECK = range(5)  # enum sdpa_status
 

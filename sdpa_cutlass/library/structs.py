@@ -71,6 +71,8 @@ class Params(ctypes.Structure):
         ("window_right", c_int32),
         ("sinks_type", c_int32),
         ("sinks", c_void_p),
+        ("quantized", c_void_p),
+        ("quantized_bytes", c_uint64),
     ]
 
 

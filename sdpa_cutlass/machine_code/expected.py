@@ -105,10 +105,17 @@ def load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
 
 def quantized_load_widths(symbol: str) -> set[int]:
     """`load_widths` of the functions of quantised kernels."""
+    if symbol.endswith("_split"):
+        return QUANTIZED_LOADS | _PARTS
     element = MASK_BYTES.get(symbol.rpartition("_")[2])
     if element is None:
         return QUANTIZED_LOADS
     return QUANTIZED_LOADS | {element, _QUANTIZED_RUN * element}
+
+
+def quantized_store_widths(symbol: str) -> set[int]:
+    """`store_widths` of the functions of quantised kernels."""
+    return {16} | _LSE | (_PARTS if symbol.endswith("_split") else set())
 
 
 def store_widths(kernel: KernelInfo) -> set[int]:

@@ -58,7 +58,8 @@ def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
     elif code.name.startswith(Family.FMHA_BWD.value):
         loads, stores = expected.BACKWARD_LOADS, expected.BACKWARD_STORES
     elif code.name.startswith(Family.FMHA_FWD_Q8.value):
-        loads, stores = expected.quantized_load_widths(code.name), {16, 4}
+        loads = expected.quantized_load_widths(code.name)
+        stores = expected.quantized_store_widths(code.name)
     else:
         loads, stores = expected.SOFTMAX_LOADS, {16, 4}
     for group, allowed in (("LDG", loads), ("STG", stores), ("LDGSTS", {16})):

@@ -5,7 +5,8 @@
     O += P V   HMMA 16 x 8 x 16, int8_qk    rows / 16 · head_dim / 8 · keys / 16
 
 Two loops, one of which masks. For int8, blocks whose tokens share scales have code of their own from softmax
-on. Bytes are never transposed on the way from shared memory, and nothing lies in local memory.
+on. Split kernels have one loop, and one piece of code for O += P̂ V̂; a warp of theirs has all rows of a tile.
+Bytes are never transposed on the way from shared memory, and nothing lies in local memory.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from sdpa_cutlass.machine_code.expected import MASK_BYTES
 from sdpa_cutlass.machine_code.kernels import KernelCode
 
 LOOPS = 2
+LOOPS_OF_SPLIT = 1
 _PASS = "_quantize"  # the function that makes the bytes
 _SUFFIXES = ("", *(f"_{mask}" for mask in MASK_BYTES), _PASS)
 
 
 def loop_counts(kernel: KernelInfo) -> dict[str, int]:
     """How often each kind of instruction stands in every main loop of a row's attention."""
-    m = kernel.block_m // (16 * kernel.warps)
+    m = kernel.block_m * kernel.kv_groups // (16 * kernel.warps)
     n, d = kernel.block_n, kernel.head_dim
     is_int8 = kernel.accuracy is Accuracy.INT8
+    pieces = 1 if kernel.is_split else 2
     bytes_of_pv, halves_of_pv = m * (d // 8) * (n // 32), m * (d // 8) * (n // 16)
     return {
-        r"IMMA\.16832": m * (n // 8) * (d // 32) + (2 * bytes_of_pv if is_int8 else 0),
+        r"IMMA\.16832": m * (n // 8) * (d // 32) + (pieces * bytes_of_pv if is_int8 else 0),
         r"HMMA\.16816": 0 if is_int8 else halves_of_pv,
         r"LDSM\.16\.MT88": 0 if is_int8 else (n // 16) * (d // 16),
     }
@@ -45,8 +48,9 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
 
 
 def _loop_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
-    if len(code.mma_loops) != LOOPS:
-        return [f"{len(code.mma_loops)} main loops; there must be {LOOPS}"]
+    loops = LOOPS_OF_SPLIT if kernel.is_split else LOOPS
+    if len(code.mma_loops) != loops:
+        return [f"{len(code.mma_loops)} main loops; there must be {loops}"]
     found = []
     for loop in code.mma_loops:
         for pattern, wanted in loop_counts(kernel).items():
@@ -59,4 +63,8 @@ def _loop_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
 def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
     """The rows of the family by the symbols of their functions."""
     quantised = [kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_Q8]
-    return {f"{kernel.name}{suffix}": kernel for kernel in quantised for suffix in _SUFFIXES}
+    return {
+        f"{kernel.name}{suffix}": kernel
+        for kernel in quantised
+        for suffix in (_SUFFIXES if kernel.mask_types else ("", _PASS))
+    }

@@ -204,8 +204,13 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   const bool is_int8 = row.info.accuracy == SDPA_ACCURACY_INT8;
   const bool may_be_apart =
       (is_int8 || row.info.accuracy == SDPA_ACCURACY_INT8_QK) && params.total_k > 0 && params.cu_seqlens_k == nullptr;
-  const bool is_first = may_be_apart && params.q == nullptr && params.out == nullptr;
-  const bool is_second = may_be_apart && !is_first && params.k == nullptr;
+  const bool is_second = params.quantized != nullptr;
+  const bool is_first = may_be_apart && !is_second && params.q == nullptr && params.out == nullptr;
+  if (is_second && !may_be_apart)
+    return make_status(SDPA_INVALID_ARGUMENT,
+                       "%s: quantized is %p; allowed is null, or a quantised kernel with total_k above 0 and no "
+                       "cu_seqlens_k",
+                       row.info.name, params.quantized);
   const struct {
     const char *name;
     const void *pointer;
@@ -222,6 +227,9 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
     const Status aligned = check_element_alignment("split_arrivals", params.split_arrivals, sizeof(uint32_t));
     if (!aligned.ok()) return aligned;
   }
+  if (reinterpret_cast<uintptr_t>(params.quantized) % kWorkspaceAlignment != 0)
+    return make_status(SDPA_INVALID_ARGUMENT, "quantized is %p; it must be a multiple of %zu", params.quantized,
+                       static_cast<size_t>(kWorkspaceAlignment));
   return check_workspace(row.info, params, workspace_bytes(row, params));
 }
 

@@ -6,14 +6,15 @@
     split_kernel     those for lengths and any head_dim whose keys several CTAs may share; with one CTA
     lengths_kernel   general ones, and split ones with each of SPLITS
     unfused_kernel   the piped baseline
-    quantized_kernel those that multiply bytes
+    quantized_kernel those that multiply bytes, split ones with each of SPLITS
     backward_kernel  those that make gradients
     fused_backward   those of them that compute each score once
     masked_backward  those of them that take masks and make the gradient of a bias
 
 The test id is the kernel's name, how many splits it has where that is more than one, and the device. When a
 library cannot be loaded, each test fails once and says how to build it.
-`@pytest.mark.kernels(causal=..., head_dim=..., device=...)` narrows the rows of one test.
+`@pytest.mark.kernels(causal=..., head_dim=..., device=..., masks=..., split=..., splits=...)` narrows the
+rows of one test.
 """
 
 from __future__ import annotations
@@ -60,19 +61,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, belongs in _ROWS.items():
         if fixture in metafunc.fixturenames:
             wanted = metafunc.definition.get_closest_marker("kernels")
-            splits = SPLITS if fixture == "lengths_kernel" else (1,)
-            cases = _cases(metafunc.config, belongs, splits, **(wanted.kwargs if wanted else {}))
+            splits = SPLITS if fixture in ("lengths_kernel", "quantized_kernel") else (1,)
+            narrowed = {"splits": splits, **(wanted.kwargs if wanted else {})}
+            cases = _cases(metafunc.config, belongs, **narrowed)
             metafunc.parametrize(fixture, cases, indirect=True)
 
 
 def _cases(
     config: pytest.Config,
     belongs: Callable[[KernelInfo], bool],
-    splits: tuple[int, ...],
     *,
+    splits: tuple[int, ...],
     causal: bool | None = None,
     head_dim: int | None = None,
     device: str | None = None,
+    masks: bool | None = None,
+    split: bool | None = None,
 ) -> list:
     """The kernels that belong to a fixture, narrowed by what a test's `kernels` mark asks for."""
     cases = []
@@ -86,6 +90,7 @@ def _cases(
             pytest.param(kernel, id=f"{kernel}@{where}")
             for row in rows
             if belongs(row) and causal in (None, row.is_causal) and head_dim in (None, row.head_dim)
+            if masks in (None, bool(row.mask_types)) and split in (None, row.is_split)
             for kernel in (TestedKernel(where, row, n) for n in (splits if row.is_split else (0,)))
         ]
     return cases

@@ -17,6 +17,8 @@ from tests.kernels.masks import BIAS_DTYPES, LAYOUTS, MASK_DTYPES, MASK_SHAPES, 
 from tests.kernels.quantized_data import contract_violations
 from tests.kernels.test_quantized_model import family_case
 
+pytestmark = pytest.mark.kernels(masks=True)
+
 ALIGNMENTS = (None, *Causal)
 DTYPE_IDS = {"ids": lambda dtype: str(dtype).removeprefix("torch.")}
 ROWS, KEYS = 70, 200  # two blocks of rows of some kernels, three whole blocks of keys and a part

@@ -103,6 +103,8 @@ def test_every_field_says_what_was_asked(device: str) -> None:
         "window_right": 0,
         "sinks_type": mask_code(MaskType.BF16),
         "sinks": sinks.data_ptr(),
+        "quantized": 0,
+        "quantized_bytes": 0,
     }
 
 

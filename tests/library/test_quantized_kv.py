@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import NoKernelError, Precision, QuantizedKV, attention, kernels, plan, quantize_kv
+from sdpa_cutlass import (
+    NoKernelError,
+    Precision,
+    QuantizedKV,
+    attention,
+    kernels,
+    quantize_kv,
+)
 from sdpa_cutlass.call.extras import needs_dense_copy
-from sdpa_cutlass.call.launch import make_params
-from sdpa_cutlass.call.quantized_memory import BLOCK, Memory, key_bytes
+from sdpa_cutlass.call.quantized_memory import BLOCK, key_bytes
 from sdpa_cutlass.errors import ArgumentError
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.problem import Problem
 from tests.library.reference import rand
 from tests.library.test_lengths import int32
 from tests.library.test_precision import relative_error
@@ -40,9 +45,13 @@ def inputs(
 
 
 def plain_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: QuantizedKV, **options: Any) -> Any:
-    """Under int8_qk a call of few tiles takes the kernel of another head_dim, unless one is named."""
-    kernel = kept._kernel.name if kept.precision is Precision.INT8_QK else None
-    return attention(q, k, v, precision=kept.precision, return_lse=True, kernel=kernel, **options)
+    """By the kernel that the object was made with: others have other last bits."""
+    name = kept._kernel.name
+    return attention(q, k, v, precision=kept.precision, return_lse=True, **{"kernel": name, **options})
+
+
+def kept_call(q: torch.Tensor, kept: QuantizedKV, **options: Any) -> Any:
+    return attention(q, kept, return_lse=True, **{"kernel": kept._kernel.name, **options})
 
 
 def expect_the_same_bits(
@@ -52,7 +61,7 @@ def expect_the_same_bits(
     kept = quantize_kv(k, v, precision=precision)
     want = plain_call(q, k, v, kept, **options)
     for _ in range(2):
-        assert all(map(torch.equal, attention(q, kept, return_lse=True, **options), want))
+        assert all(map(torch.equal, kept_call(q, kept, **options), want))
 
 
 def bytes_of(kept: QuantizedKV) -> tuple[torch.Tensor, ...]:
@@ -146,7 +155,7 @@ def test_padded_lengths(device: str, precision: Precision, causal: str | None) -
     kept = quantize_kv(k, v, precision=precision, seqlens_k=seqlens_k)
     want = plain_call(q, *clean, kept, seqlens_k=seqlens_k, causal=causal)
     seqlens_k.zero_()
-    assert all(map(torch.equal, attention(q, kept, causal=causal, return_lse=True), want))
+    assert all(map(torch.equal, kept_call(q, kept, causal=causal), want))
 
 
 @precisions
@@ -172,7 +181,7 @@ def test_pieces_that_begin_with_less_than_a_block(
         first += count
         want = plain_call(q, k[:, :, :first], v[:, :, :first], kept)
         assert kept.seqlen_k == first
-        assert all(map(torch.equal, attention(q, kept, return_lse=True), want))
+        assert all(map(torch.equal, kept_call(q, kept), want))
 
 
 @precisions
@@ -269,54 +278,6 @@ def test_memory(device: str, precision: Precision, head_dim: int) -> None:
     assert kept.nbytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-@precisions
-def test_the_memory_is_the_librarys_workspace(device: str, precision: Precision) -> None:
-    q, k, v = inputs(device)
-    kept = quantize_kv(k, v, precision=precision)
-    sizes = {"batch": 2, "num_heads_q": 4, "num_heads_kv": 2, "seqlen_q": 70, "seqlen_k": 130}
-    problem = Problem(dtype=kept._kernel.dtype, head_dim=64, **sizes)
-    params = make_params(problem, 1.0, q, k, v, q, None)
-    library, _ = kept._place
-    for capacity in (192, 640):
-        params.total_k = capacity
-        memory = Memory(precision, 4, 64, capacity, k.device)
-        assert library.workspace_bytes(kept._kernel.index, params) == memory.size
-    params.total_k = 129
-    refusal = library.refusal(kept._kernel.index, params)
-    assert refusal is not None
-    assert "total_k is 129; it must be 0, or at least seqlen_k, which is 130" in refusal
-
-
-@pytest.mark.parametrize(
-    ("precision", "missing", "total_k", "word"),
-    [
-        ("int8", ("q", "out"), 0, "q is null"),
-        ("int8", ("q",), 192, "q is null"),
-        ("int8", ("q", "out", "k"), 192, "k is null"),
-        ("int8", ("q", "out", "v"), 192, "v is null"),
-        ("int8", ("k", "v", "out"), 192, "out is null"),
-        ("int8", ("k",), 0, "k is null"),
-        ("int8_qk", ("k", "v"), 192, "v is null"),
-        ("exact", ("k",), 192, "k is null"),
-        ("exact", ("q", "out"), 192, "q is null"),
-    ],
-)
-def test_null_where_nothing_else_says_so(
-    device: str, precision: str, missing: tuple[str, ...], total_k: int, word: str
-) -> None:
-    """Through the C ABI: nothing is launched."""
-    q, k, v = inputs(device)
-    made = plan(q, k, v, precision=precision)
-    out, library = torch.empty_like(q), quantize_kv(k, v)._place[0]
-    params = make_params(made.problem, 1.0, q, k, v, out, None)
-    memory = Memory(Precision.INT8, 4, 64, 192, k.device)
-    params.workspace, params.workspace_bytes, params.total_k = memory.address, memory.size, total_k
-    for name in missing:
-        setattr(params, name, None)
-    assert library.launch_function(made.kernel.index, params, 0, None) == 1
-    assert word in library.last_error()
-
-
 def test_facts(device: str) -> None:
     _, k, v = inputs(device, dtype=torch.bfloat16, head_dim=40, head_dim_v=72)
     kept = quantize_kv(k, v, precision="int8_qk")
@@ -339,7 +300,7 @@ def test_no_keys_yet(device: str, precision: Precision) -> None:
     assert (lse == -math.inf).all()
     kept.append(k[:, :, :0], v[:, :, :0])
     kept.append(k, v)
-    assert torch.equal(attention(q, kept), plain_call(q, k, v, kept)[0])
+    assert torch.equal(kept_call(q, kept)[0], plain_call(q, k, v, kept)[0])
     nothing = quantize_kv(k[:0], v[:0], precision=precision)
     nothing.append(k[:0], v[:0])
     assert attention(q[:0], nothing).shape == (0, 4, 3, 64)
@@ -373,9 +334,12 @@ def test_a_kernel_by_name(device: str) -> None:
     names = {
         row.head_dim: row.name
         for row in rows
-        if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype
+        if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype and not row.is_split
     }
-    assert torch.equal(attention(q, kept, kernel=names[64]), attention(q, kept))
+    assert names[64] == kept._kernel.name
+    assert torch.equal(
+        attention(q, kept, kernel=names[64]), attention(q, k, v, kernel=names[64], precision="int8")
+    )
     with pytest.raises(NoKernelError, match="a QuantizedKV for kernels of head_dim 64"):
         attention(q, kept, kernel=names[128])
     with pytest.raises(ArgumentError, match="is not one of"):

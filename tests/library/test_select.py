@@ -217,7 +217,8 @@ def test_names_say_what_rows_are() -> None:
             + f"_{row.dtype.value}"
         )
         if row.family is Family.FMHA_FWD_Q8:
-            assert row.name == name + {Accuracy.INT8: "_int8", Accuracy.INT8_QK: "_int8qk"}[row.accuracy]
+            name += {Accuracy.INT8: "_int8", Accuracy.INT8_QK: "_int8qk"}[row.accuracy]
+            assert row.name == name + "_split" * row.is_split
             continue
         name += "_causal" * row.is_causal + "_general" * row.is_general + "_dropout" * row.has_dropout
         name += "_split" * row.is_split + "_unbiased" * row.is_unbiased

@@ -11,6 +11,7 @@ from tests.mutation.defects_math import MATHS
 from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
 from tests.mutation.defects_quantized import QUANTIZED
+from tests.mutation.defects_quantized_split import QUANTIZED_SPLIT
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
@@ -26,6 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOPPER,
     *COMBINES,
     *QUANTIZED,
+    *QUANTIZED_SPLIT,
     *BACKWARDS,
     *FUSED_BACKWARDS,
     *ENGINE,

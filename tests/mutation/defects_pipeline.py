@@ -122,7 +122,7 @@ PIPELINE: tuple[Mutant, ...] = (
     Mutant(
         name="no_barrier_before_merge_is_staged",
         header=_GROUP_MERGE,
-        old="Mainloop<Traits>::sync_group(group);  // the group has read its last V: "
+        old="sync_kv_group<Traits>(group);  // the group has read its last V: "
         "its room may take what it hands over\n",
         new="\n",
         defect="KV groups: partial results overwrite V while other warps multiply with it",

@@ -49,6 +49,8 @@ class Kernels(Enum):
     """One role for all gradients."""
     QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
     """Products of bytes, and the pass that makes them."""
+    QUANTIZED_SPLIT = ("d64_m16n64_s1_w4_g4_f16_int8_split",)
+    """The same where CTAs and the warps of one share the keys."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 
@@ -65,6 +67,7 @@ class Kernels(Enum):
             Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
             Kernels.BACKWARD_FUSED: "fmha_bwd_fused_sm89",
             Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
+            Kernels.QUANTIZED_SPLIT: "fmha_fwd_q8_sm89",
         }
         lead = leads.get(self, "fmha_fwd_sm89")
         return tuple(f"{lead}_{name}" for name in self.value if name)
@@ -85,6 +88,7 @@ class Kernels(Enum):
         others = (
             Kernels.COMBINE,
             Kernels.QUANTIZED,
+            Kernels.QUANTIZED_SPLIT,
             Kernels.BACKWARD,
             Kernels.BACKWARD_TURNS,
             Kernels.BACKWARD_FUSED,

@@ -72,6 +72,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
         "test_quantized_traps.py",
         "test_bank_conflicts.py",
     ),
+    Kernels.QUANTIZED_SPLIT: ("test_quantized_split.py", "test_quantized_model.py", "test_bank_conflicts.py"),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_TURNS: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_FUSED: ("test_backward.py",),

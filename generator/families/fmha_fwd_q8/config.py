@@ -1,8 +1,8 @@
 """What a quantised forward kernel is: `FmhaFwdQ8`, its functions, and the resources of its CTA.
 
 A launch runs two functions: `<name>_quantize` first, which turns K and V into bytes, then the one for its
-kind of mask. The C++ headers compute shared memory by themselves; each generated unit asserts that both
-agree.
+kind of mask. A split kernel takes no masks, and has one beside the first. The C++ headers compute shared
+memory by themselves; each generated unit asserts that both agree.
 """
 
 from __future__ import annotations
@@ -44,6 +44,18 @@ class Math(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Q8Tile(Tile):
+    """How one CTA divides its work; the stages are blocks of K and V in flight, in each KV group."""
+
+    kv_groups: Annotated[int, "_g"] = 1  # warps that share the query rows and split the keys
+
+    @property
+    def warps_m(self) -> int:
+        """Warps of one KV group; they divide the query rows."""
+        return max(1, self.warps // self.kv_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FmhaFwdQ8(Kernel):
     """One quantised kernel for every head_dim up to its own; what else varies, it learns at run time."""
 
@@ -51,9 +63,10 @@ class FmhaFwdQ8(Kernel):
     op: ClassVar[Op] = Op.FORWARD
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM89,)
 
-    tile: Annotated[Tile, "_"]
+    tile: Annotated[Q8Tile, "_"]
     dtype: Annotated[DType, "_"]
     math: Annotated[Math, "_"]
+    split: Annotated[bool, "_split"] = False  # no masks; CTAs share keys, tiles the heads of a key head
 
     @property
     def accuracy(self) -> Accuracy:
@@ -66,13 +79,19 @@ class FmhaFwdQ8(Kernel):
     @property
     def takes(self) -> Takes:
         takes = Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED | Takes.UNDROPPED
-        takes |= Takes.BOOL | Takes.BIAS16 | Takes.BIAS32
-        return takes | Takes.SMALLER_HEAD_DIM | Takes.WINDOW | Takes.SINKS
+        takes |= Takes.SMALLER_HEAD_DIM | Takes.WINDOW | Takes.SINKS
+        return takes | (Takes.SPLITS if self.split else Takes.BOOL | Takes.BIAS16 | Takes.BIAS32)
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """One for each kind of mask, no mask first; the last one makes the bytes, whatever the mask is."""
-        masked = (Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp) for kind in MaskKind)
+        """One for each kind of mask that it takes, no mask first; the last one makes the bytes, whatever the
+        mask is.
+        """
+        masked = (
+            Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
+            for kind in MaskKind
+            if kind.takes in self.takes
+        )
         return (*masked, Function(symbol=f"{self.name}_quantize", cpp_mask=MaskKind.NONE.cpp))
 
     # ---- resources of one CTA of the attention ----
@@ -80,11 +99,13 @@ class FmhaFwdQ8(Kernel):
     @property
     def mma_m(self) -> int:
         """MMA row blocks of one warp."""
-        return ceil_div(self.tile.block_m, MMA_M * self.tile.warps)
+        return ceil_div(self.tile.block_m, MMA_M * self.tile.warps_m)
 
     @property
     def smem_bytes(self) -> int:
-        """Q, and K, V and the tokens' scales of every stage; O takes their room in the end."""
+        """Q, and K, V and the tokens' scales of every stage of every KV group; O, or what the groups hand
+        over, takes their room in the end.
+        """
         tile = self.tile
         q = tile.block_m * self.head_dim
         kv = tile.block_n * self.head_dim
@@ -92,6 +113,8 @@ class FmhaFwdQ8(Kernel):
             stage = 2 * kv + SCALES * tile.block_n * SCALE_BYTES
         else:
             stage = kv + ELEMENT_BYTES * kv
+        if self.split:
+            return q + tile.kv_groups * tile.stages * stage
         return q + max(tile.stages * stage, ELEMENT_BYTES * q)
 
     @property

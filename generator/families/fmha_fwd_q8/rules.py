@@ -33,18 +33,29 @@ RULES: tuple[Rule[FmhaFwdQ8], ...] = (
         lambda c: c.tile.warps in WARPS or f"{c.tile.warps} warps are neither {WARPS[0]} nor {WARPS[1]}",
     ),
     Rule(
-        "block_m",
-        "block_m is a multiple of 16 rows for each warp",
+        "kv_groups",
+        "split kernels have a KV group for each warp, others one for all",
         lambda c: (
-            c.tile.block_m % (rows := MMA_M * c.tile.warps) == 0
+            c.tile.kv_groups == (wanted := c.tile.warps if c.split else 1)
+            or f"kv_groups {c.tile.kv_groups} is not {wanted}"
+        ),
+    ),
+    Rule(
+        "block_m",
+        "block_m is a multiple of 16 rows for each warp of a KV group",
+        lambda c: (
+            c.tile.block_m % (rows := MMA_M * c.tile.warps_m) == 0
             or f"block_m {c.tile.block_m} is not a multiple of {rows} "
-            f"({MMA_M} for each of {c.tile.warps} warps)"
+            f"({MMA_M} for each of {c.tile.warps_m} warps)"
         ),
     ),
     Rule(
         "stages",
-        "2 to 4 stages",
-        lambda c: 2 <= c.tile.stages <= 4 or f"stages {c.tile.stages} is not one of 2, 3, 4",
+        "2 to 4 stages, and 1 with KV groups",
+        lambda c: (
+            c.tile.stages in (allowed := (1,) if c.split else (2, 3, 4))
+            or f"stages {c.tile.stages} is not one of {', '.join(map(str, allowed))}"
+        ),
     ),
     *RESOURCES,
 )

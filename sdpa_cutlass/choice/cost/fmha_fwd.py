@@ -83,7 +83,7 @@ _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 300
 _PART_CYCLES = 0.4  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
-_MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
+MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +284,11 @@ class FmhaFwd(Model):
         """
         groups, sms = self._kv_groups, self._sms
         most = min(self._most_split // tiles, blocks // groups, _MAX_SPLITS)
-        if tiles > _MAX_SPLIT_TILES or most < 2:
+        if tiles > MAX_SPLIT_TILES or most < 2:
             return 1, 0.0
         meetings = self._meetings.get(rows)
         if meetings is None:
-            meetings = [_meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
+            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
             self._meetings[rows] = meetings
         round_cycles = self._round
         best, least = 1, -(-blocks // groups) * round_cycles[-(-tiles // sms)]
@@ -342,7 +342,7 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     )
 
 
-def _meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
+def meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
     """What it takes the splits of a tile to leave their parts and the last one to read them (split.cuh)."""
     if num_splits < 2:
         return 0.0

@@ -36,26 +36,37 @@ _PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
 _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
 
 
+def issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None = None) -> float:
+    """Cycles of an SM for what its warps issue for so many products of 16 rows and a block of keys."""
+    scores = 16 * tiles * kernel.block_n
+    rate = _REFERENCE_FLOPS_PER_CLOCK / device.mma_flops_per_clock
+    is_int8 = kernel.accuracy is Accuracy.INT8
+    macs = _BYTE_MACS if is_int8 else _HALF_MACS
+    mma = scores * kernel.head_dim * (1 / _BYTE_MACS + 1 / macs) * _MMA_CLOCKS * rate
+    other = _OTHER_PER_SCORE[kernel.accuracy] + (_OTHER_PER_COLUMN * kernel.head_dim if is_int8 else 0)
+    if mask is not None:
+        other += _MASK_PER_SCORE[mask]
+    # ldmatrix.x4 moves 512 bytes: K and V for every warp, Q once.
+    kv_bytes = kernel.warps * kernel.block_n * kernel.head_dim * (2 if is_int8 else 3)
+    reads = (kv_bytes + 16 * tiles * kernel.head_dim) / 512
+    return (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
+
+
+def pass_cycles(kernel: KernelInfo, device: DeviceInfo, problem: Problem) -> float:
+    """Of the pass that makes bytes of K and V."""
+    blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
+    quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
+    return quantised / (device.sms * _PASS_BYTES_PER_CLOCK)
+
+
 class FmhaFwdQ8(Model):
     """Tiles dealt out to the SMs, behind the pass that makes their bytes."""
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        scores = kernel.block_m * kernel.block_n
-        rate = _REFERENCE_FLOPS_PER_CLOCK / device.mma_flops_per_clock
-        is_int8 = kernel.accuracy is Accuracy.INT8
-        macs = _BYTE_MACS if is_int8 else _HALF_MACS
-        mma = scores * kernel.head_dim * (1 / _BYTE_MACS + 1 / macs) * _MMA_CLOCKS * rate
-        other = _OTHER_PER_SCORE[kernel.accuracy] + (_OTHER_PER_COLUMN * kernel.head_dim if is_int8 else 0)
-        mask_bytes = 0
+        self._block = issue_cycles(kernel, device, kernel.block_m // 16, problem.mask)
         if problem.mask is not None:
-            other += _MASK_PER_SCORE[problem.mask]
-            mask_bytes = scores * problem.mask.itemsize
-        # ldmatrix.x4 moves 512 bytes: K and V for every warp, Q once.
-        kv_bytes = kernel.warps * kernel.block_n * kernel.head_dim * (2 if is_int8 else 3)
-        reads = (kv_bytes + kernel.block_m * kernel.head_dim) / 512
-        self._block = (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
-        self._block += mask_bytes / L2_BYTES_PER_CLOCK
+            self._block += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
         self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
         self._is_causal = problem.is_causal
         self.rows_of_a_price = kernel.block_m
@@ -63,9 +74,6 @@ class FmhaFwdQ8(Model):
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel, sms = self.kernel, self.device.sms
-        blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
-        quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
-        quantising = quantised / (sms * _PASS_BYTES_PER_CLOCK)
         tiles = ceil_div(problem.seqlen_q, kernel.block_m) * problem.batch * problem.num_heads_q
         tile = self._blocks(problem) * self._block
         if self._is_causal:
@@ -73,7 +81,7 @@ class FmhaFwdQ8(Model):
         # The CTAs of an SM share its rate; the last wave may be a part of one.
         rounds = max(tiles / sms, 1) if self._is_causal else ceil_div(tiles, sms)
         ends = CTA_CYCLES * ceil_div(tiles, sms * self._resident)
-        return 2 * LAUNCH_CYCLES + quantising + rounds * tile + ends, 0
+        return 2 * LAUNCH_CYCLES + pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel

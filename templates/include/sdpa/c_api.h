@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function of this file changes meaning. */
-#define SDPA_ABI_VERSION 10
+#define SDPA_ABI_VERSION 11
 
 /* Tiles of query rows that can each be split over several CTAs: see split_arrivals. */
 #define SDPA_MAX_SPLIT_TILES 1024
@@ -70,7 +70,7 @@ typedef struct sdpa_params {
                           * A window counts from it too; it means nothing with neither. */
   float softmax_scale;
   const void *q; /* null, and out: a quantised kernel's first launch alone, which makes bytes of k and v; see total_k */
-  const void *k; /* null: its second one alone; `workspace` has what the first left, which is V too but in int8_qk */
+  const void *k; /* null: its second one alone; see quantized */
   const void *v;
   void *out;
   float *softmax_lse; /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
@@ -102,8 +102,8 @@ typedef struct sdpa_params {
    * the batch stride is not used, seqlen_q and seqlen_k are upper bounds. [batch + 1], or null. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
-  int32_t total_q;             /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
-  int32_t total_k;             /* or the keys that a kept workspace has room for; above 0, q or k may be null */
+  int32_t total_q; /* rows of packed q and out; softmax_lse then lies at head * lse_stride[1] + row */
+  int32_t total_k; /* or the keys that a quantised kernel's first launch makes room for; above 0, q or k may be null */
   int32_t causal_bottom_right; /* 1: causal_offset is each sequence's own seqlen_k - seqlen_q; needs is_causal or
                                 * has_window */
   int32_t num_splits;          /* split kernels: CTAs that share the keys of a tile, from 1 on; 0 for all others */
@@ -117,6 +117,11 @@ typedef struct sdpa_params {
    * log(sum exp S + exp sink). [num_heads_q], neighbours; or null. */
   int32_t sinks_type; /* sdpa_mask_type of an element: F16, BF16 or F32; NONE without sinks */
   const void *sinks;
+
+  /* A quantised kernel's second launch alone: the workspace that its first one filled, and the bytes that it had. It is
+   * read, and k is not; nor is v but in int8_qk. `workspace` is what this launch needs next to it. Or null. */
+  const void *quantized;
+  uint64_t quantized_bytes;
 } sdpa_params;
 
 /* What may differ between the launches of a plan: the fields of sdpa_params with these names. */

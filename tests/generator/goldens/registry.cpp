@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "fc29124c7a84ed93a38edd9ba2b8c753157faa6420367b468272a0807a2a18e1";
+extern const char *const kGeneratorDigest = "e4c23740f13fb41748d0c129de3a2bf3da2c32ec5e995b86fa64db8d5b60c099";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

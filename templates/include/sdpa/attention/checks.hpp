@@ -2,6 +2,7 @@
 // allowed. What a family asks of sizes is in its can_implement.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "sdpa/registry.hpp"
@@ -42,6 +43,21 @@ inline Status check_operands(const sdpa_params &p) {
   if (status.ok()) status = check_tensor("v", p.v, p.v_stride, extents.kv);
   if (status.ok()) status = check_tensor("out", p.out, p.out_stride, extents.q);
   return status;
+}
+
+inline constexpr int kMaxSplits = 1024;  // of a tile: many times what pays
+
+// Of a split kernel with tiles of `block_m` rows, of which this problem makes `num_tiles`.
+inline Status check_split(const sdpa_params &p, int64_t num_tiles, int block_m) {
+  if (p.num_splits < 1 || p.num_splits > kMaxSplits)
+    return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits, kMaxSplits);
+  if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * block_m)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
+                       p.seqlen_q, p.num_heads_q / p.num_heads_kv);
+  if (p.num_splits > 1 && num_tiles > SDPA_MAX_SPLIT_TILES)
+    return make_status(SDPA_NOT_SUPPORTED, "num_splits is %d with %lld tiles; more than 1 split takes at most %d tiles",
+                       p.num_splits, static_cast<long long>(num_tiles), SDPA_MAX_SPLIT_TILES);
+  return {};
 }
 
 }  // namespace sdpa

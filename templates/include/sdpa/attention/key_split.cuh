@@ -37,6 +37,12 @@ struct KeySplit {
     sequence.seqlen_k = cute::min(sequence.seqlen_k - first_key, num_blocks * Traits::kBlockN);
     return sequence;
   }
+
+  // This split's blocks of `keys`, whose numbers stay what they are. None where it has none.
+  SDPA_DEVICE KeyRange within(const KeyRange &keys) const {
+    const int end = first_block + cute::max(num_blocks, 0);
+    return {end, cute::min(keys.n_block_full, end), first_block, cute::max(keys.n_block_full_min, first_block)};
+  }
 };
 
 }  // namespace sdpa

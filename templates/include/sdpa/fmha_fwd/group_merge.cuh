@@ -42,7 +42,7 @@ struct GroupMerge {
     if constexpr (kGroups == 1) {
       keep(tOrO, softmax);
     } else {
-      Mainloop<Traits>::sync_group(group);  // the group has read its last V: its room may take what it hands over
+      sync_kv_group<Traits>(group);  // the group has read its last V: its room may take what it hands over
       hand_over(room_of(smem, group), tOrO, softmax);
       Arch::syncthreads();  // all slices are in shared memory
       complete(smem);

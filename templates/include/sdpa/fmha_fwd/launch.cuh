@@ -24,21 +24,6 @@ int64_t num_tiles(const sdpa_params &p) {
   return num_m_blocks<Traits>(p) * p.batch * (Traits::kIsSplit ? p.num_heads_kv : p.num_heads_q);
 }
 
-inline constexpr int kMaxSplits = 1024;  // of a tile: many times what pays
-
-template <class Traits>
-Status check_split(const sdpa_params &p) {
-  if (p.num_splits < 1 || p.num_splits > kMaxSplits)
-    return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits, kMaxSplits);
-  if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * Traits::kBlockM)
-    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
-                       p.seqlen_q, p.num_heads_q / p.num_heads_kv);
-  if (p.num_splits > 1 && num_tiles<Traits>(p) > SDPA_MAX_SPLIT_TILES)
-    return make_status(SDPA_NOT_SUPPORTED, "num_splits is %d with %lld tiles; more than 1 split takes at most %d tiles",
-                       p.num_splits, static_cast<long long>(num_tiles<Traits>(p)), SDPA_MAX_SPLIT_TILES);
-  return {};
-}
-
 template <class Traits>
 Status can_implement(const sdpa_params &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
@@ -48,7 +33,7 @@ Status can_implement(const sdpa_params &p) {
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^31 - 256",
                        p.seqlen_q, p.seqlen_k);
   if constexpr (Traits::kIsSplit) {
-    const Status status = check_split<Traits>(p);
+    const Status status = check_split(p, num_tiles<Traits>(p), Traits::kBlockM);
     if (!status.ok()) return status;
   }
   const int64_t ctas = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);

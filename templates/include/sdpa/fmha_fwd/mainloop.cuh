@@ -46,6 +46,19 @@ SDPA_DEVICE void gemm(const TiledMma &mma, Acc &acc, const FragA &tCrA, const Fr
   });
 }
 
+// Barrier of the warps that share K and V buffers.
+template <class Traits>
+SDPA_DEVICE void sync_kv_group(int group) {
+  using Arch = typename Traits::Arch;
+  if constexpr (Traits::kKvGroups == 1) {
+    Arch::syncthreads();
+  } else if constexpr (Traits::kGroupThreads == 32) {
+    Arch::syncwarp();
+  } else {
+    Arch::sync_group(1 + group, Traits::kGroupThreads);
+  }
+}
+
 template <class Traits>
 struct Mainloop {
   using Arch = typename Traits::Arch;
@@ -64,16 +77,7 @@ struct Mainloop {
   static constexpr int kRing = Traits::kRingTiles;
   static constexpr bool kQFromSmem = !Traits::kQInRegs && kKvGroups == 1;
 
-  // Barrier of the warps that share K and V buffers.
-  SDPA_DEVICE static void sync_group(int group) {
-    if constexpr (kKvGroups == 1) {
-      Arch::syncthreads();
-    } else if constexpr (Traits::kGroupThreads == 32) {
-      Arch::syncwarp();
-    } else {
-      Arch::sync_group(1 + group, Traits::kGroupThreads);
-    }
-  }
+  SDPA_DEVICE static void sync_group(int group) { sync_kv_group<Traits>(group); }
 
   // tOrO ((2, 2), MMA_M, MMA_K) must be zero. n_block_max > 0.
   template <class Accumulator>

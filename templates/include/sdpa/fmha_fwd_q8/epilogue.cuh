@@ -20,7 +20,7 @@ template <class Traits>
 struct Epilogue {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
-  using Params = QuantizedParams;
+  using Params = typename Traits::Params;
   using SoftmaxState = SoftmaxOf<Traits>;
   using Rows = fmha_fwd::Epilogue<Traits>;  // where rows lie, and those that saw no key
   using Vector = uint4;                     // 16 bytes, 8 elements
@@ -86,7 +86,6 @@ struct Epilogue {
     }
   }
 
- private:
   // NaN stays NaN.
   SDPA_DEVICE static float cut(float x) {
     if constexpr (!Traits::kQuantizesV) return x;

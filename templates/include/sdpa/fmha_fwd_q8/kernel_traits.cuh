@@ -6,6 +6,8 @@
 //   int8_qk  | Q kBlockM x D | S times: K 64 x D | V 64 x D, two bytes an element |
 //   O        | Q             | kBlockM x D, two bytes an element, over the stages |      once the loop has ended
 //
+// Every KV group of a split kernel has a stage of its own; once all loops have ended, they are what group_merge.cuh says.
+//
 // Rows of 128, 64 or 32 bytes are swizzled so that the eight 16-byte rows of any ldmatrix fall into eight different bank
 // groups (3, 2 or 1 swizzle bits).
 //
@@ -39,11 +41,13 @@ inline constexpr float kFlat = 4.f;                 // largest over smallest of 
 inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          Math kMath_, int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
+          Math kMath_, int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone, int kKvGroups_ = 1>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
-  using Params = QuantizedParams;
+  static constexpr int kKvGroups = kKvGroups_;  // warps that share the query rows and split the keys
+  static constexpr bool kIsSplit = kKvGroups > 1;
+  using Params = std::conditional_t<kIsSplit, SplitQuantizedParams, QuantizedParams>;
   static constexpr Math kMath = kMath_;
   static constexpr bool kQuantizesV = kMath == Math::kInt8;
   static constexpr int kHeadDim = kHeadDim_;
@@ -57,18 +61,34 @@ struct KernelTraits {
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr int kMaskRun = 4;  // neighbouring keys that a thread holds: see KeyOrder
   static constexpr int kThreads = 32 * kNWarps;
+  static constexpr int kWarpsM = kNWarps / kKvGroups;
+  static constexpr int kGroupThreads = 32 * kWarpsM;
+  // The thread's index among those that share K and V.
+  SDPA_DEVICE static int group_thread() {
+    if constexpr (kIsSplit) return Arch::thread_idx() % kGroupThreads;
+    return Arch::thread_idx();
+  }
 
   // What the shared parts of attention/ and fmha_fwd/ ask.
   static constexpr bool kIsGeneral = true;
-  static constexpr bool kIsSplit = false;
   static constexpr bool kHasDropout = false;
   static constexpr bool kMayBeCausal = true;
   static constexpr bool kMayHaveWindow = true;
   static constexpr CausalOrder kCausalOrder = CausalOrder::kLongestFirst;
   SDPA_DEVICE static int head_dim_v(const Params &params) { return params.head_dim_v; }
-  SDPA_DEVICE static int position(const Params &, int row) { return row; }
-  SDPA_DEVICE static int64_t row_offset(const Params &, const TensorRef &tensor, int64_t row) {
-    return row * tensor.row_stride;
+  // A tile of a split kernel holds the rows of all heads of a key head, as in fmha_fwd/split.cuh.
+  SDPA_DEVICE static int position([[maybe_unused]] const Params &params, int row) {
+    if constexpr (kIsSplit) return params.heads_per_kv.div(row);
+    return row;
+  }
+  SDPA_DEVICE static int64_t row_offset([[maybe_unused]] const Params &params, const TensorRef &tensor, int64_t row) {
+    if constexpr (kIsSplit) {
+      int position, head;
+      params.heads_per_kv(position, head, static_cast<int>(row));
+      return position * tensor.row_stride + head * tensor.head_stride;
+    } else {
+      return row * tensor.row_stride;
+    }
   }
   SDPA_DEVICE static WorkTile work_tile(const Params &params, int block_idx) {
     if (params.is_causal) return params.scheduler.template tile<true, kHasMask, kCausalOrder>(block_idx);
@@ -77,9 +97,11 @@ struct KernelTraits {
 
   static_assert(sizeof(Element) == 2);
   static_assert(kBlockN == kBlock, "groups of K, rules for zero tokens and packed rows go by blocks of 64 keys");
-  static_assert(kBlockM % (16 * kNWarps) == 0, "a warp's MMA covers 16 query rows");
+  static_assert(kBlockM % (16 * kWarpsM) == 0, "a warp's MMA covers 16 query rows");
   static_assert(kHeadDim % 32 == 0, "a k-step of the MMA is 32 bytes");
-  static_assert(kStages >= 2, "K and V travel together, a block ahead");
+  static_assert(kIsSplit || kStages >= 2, "K and V travel together, a block ahead");
+  static_assert(!kIsSplit || (kStages == 1 && kGroupThreads == 32), "a warp alone has a room for K and one for V");
+  static_assert(!kIsSplit || !kHasMask, "split kernels take no masks");
   // The float that stands for kMagic + n is exact: the largest sums of Q Kᵀ stay below 2^22 for head_dim up to 256.
   static_assert(kLargestInt8 * kLargestInt8 * kHeadDim < 1 << 22);
   // Half a unit of the subtrahend, whose largest is kMagic · kCap < 2^17, lets 252 grow to less than 255.5.
@@ -115,18 +137,21 @@ struct KernelTraits {
   static constexpr int kOffsetV = kOffsetK + Block::kV;
   static constexpr int kOffsetScales = kOffsetK + Block::kLog2;
   static constexpr int kOffsetO = kTileQ;
-  static constexpr int kRingBytes = kTileQ + kStages * kStageBytes;
-  static constexpr int kOutBytes = kOffsetO + 2 * kTileQ;
+  static constexpr int kGroupBytes = kStages * kStageBytes;
+  static constexpr int kRingBytes = kTileQ + kKvGroups * kGroupBytes;
+  static constexpr int kOutBytes = kIsSplit ? 0 : kOffsetO + 2 * kTileQ;
+  static constexpr int kMergeBytes = static_cast<int>(sizeof(float)) * kBlockM * (kHeadDim + 8);
+  static_assert(!kIsSplit || kMergeBytes <= kGroupBytes, "what a group hands over takes the room of its K and V");
   static constexpr int kSmemBytes = kRingBytes > kOutBytes ? kRingBytes : kOutBytes;
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_89 gives one CTA at most 99 KB of shared memory");
 
   // ---- MMA: warps along M only, so a row's maximum and sum stay within four lanes ----
-  using WarpsMNK = Layout<Shape<Int<kNWarps>, _1, _1>>;
-  using TiledMmaQk = TiledMMA<MMA_Atom<typename Arch::MmaS8S8>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _32>>;
+  using WarpsMNK = Layout<Shape<Int<kWarpsM>, _1, _1>>;
+  using TiledMmaQk = TiledMMA<MMA_Atom<typename Arch::MmaS8S8>, WarpsMNK, Tile<Int<16 * kWarpsM>, _16, _32>>;
   using TiledMmaPv = std::conditional_t<
-      kQuantizesV, TiledMMA<MMA_Atom<typename Arch::MmaU8S8>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _32>>,
-      TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, WarpsMNK, Tile<Int<16 * kNWarps>, _16, _16>>>;
-  static constexpr int kMmaM = kBlockM / (16 * kNWarps);
+      kQuantizesV, TiledMMA<MMA_Atom<typename Arch::MmaU8S8>, WarpsMNK, Tile<Int<16 * kWarpsM>, _16, _32>>,
+      TiledMMA<MMA_Atom<typename Arch::template MmaOp<Element>>, WarpsMNK, Tile<Int<16 * kWarpsM>, _16, _16>>>;
+  static constexpr int kMmaM = kBlockM / (16 * kWarpsM);
   static constexpr int kRowsPerThread = 2 * kMmaM;
   // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. A larger O leaves no room for more.
   static constexpr int kColumnTiles = kHeadDim == 64 ? 4 : 2;
@@ -138,16 +163,16 @@ struct KernelTraits {
   template <int kCols>
   using ByteCopy = decltype(make_tiled_copy(
       Copy_Atom<typename Arch::CpAsync, int8_t>{},
-      Layout<Shape<Int<kThreads / (kCols / 16)>, Int<kCols / 16>>, Stride<Int<kCols / 16>, _1>>{},
+      Layout<Shape<Int<kGroupThreads / (kCols / 16)>, Int<kCols / 16>>, Stride<Int<kCols / 16>, _1>>{},
       Layout<Shape<_1, _16>>{}));
   static constexpr int kThreadsPerRow = kSmemCols / 8;
   using GmemTiledCopy = decltype(make_tiled_copy(
       Copy_Atom<typename Arch::CpAsync, Element>{},
-      Layout<Shape<Int<kThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
+      Layout<Shape<Int<kGroupThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>{},
       Layout<Shape<_1, _8>>{}));
-  static_assert(kBlockN % (kThreads / (kByteCols / 16)) == 0, "a pass of the K loads covers whole tiles");
-  static_assert(kHeadDim % (kThreads / (kBlockN / 16)) == 0, "a pass of the V loads covers whole tiles");
-  static_assert(kQuantizesV || kBlockN % (kThreads / kThreadsPerRow) == 0, "so does one of V of 16 bits");
+  static_assert(kBlockN % (kGroupThreads / (kByteCols / 16)) == 0, "a pass of the K loads covers whole tiles");
+  static_assert(kHeadDim % (kGroupThreads / (kBlockN / 16)) == 0, "a pass of the V loads covers whole tiles");
+  static_assert(kQuantizesV || kBlockN % (kGroupThreads / kThreadsPerRow) == 0, "so does one of V of 16 bits");
 };
 
 }  // namespace sdpa::fmha_fwd_q8

@@ -25,7 +25,7 @@ template <class Traits>
 struct Mainloop {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
-  using Params = QuantizedParams;
+  using Params = typename Traits::Params;
   using SoftmaxState = SoftmaxOf<Traits>;
 
   static constexpr int kBlockM = Traits::kBlockM;
@@ -146,7 +146,7 @@ struct Mainloop {
     Arch::template cp_async_wait<0>();
   }
 
- private:
+ protected:
   // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
   // are no registers for a whole k-step twice.
   template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB>
@@ -213,7 +213,7 @@ struct Mainloop {
     }
 
     Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
-    const auto ldsm = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma).get_slice(Arch::thread_idx());
+    const auto ldsm = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma).get_slice(Traits::group_thread());
     Tensor tOsVt = ldsm.partition_S(sVt);  // (16, kHeadDim / 16, kSteps)
     arch::static_for<kHeadDim / 8 / kTiles>([&](auto chunk) SDPA_INLINE_LAMBDA {
       constexpr int kChunk = decltype(chunk)::value;
@@ -249,7 +249,7 @@ struct Mainloop {
   template <class Acc, class Scores>
   SDPA_DEVICE static void add_halves(Acc &tOrO, const Scores &tSrS, Element *smem_v) {
     typename Traits::TiledMmaPv mma;
-    const int tid = Arch::thread_idx();
+    const int tid = Traits::group_thread();
     const auto thr_mma = mma.get_slice(tid);
     Tensor tOrP_ = make_tensor<Element>(tSrS.layout());  // ((2, 2), MMA_M, MMA_N)
     Tensor pairs = recast<uint32_t>(tOrP_);

@@ -61,6 +61,16 @@ struct QuantizedParams : GeneralParams {
   SDPA_DEVICE int64_t block(int head, int block) const { return int64_t{head} * blocks_per_head + block; }
 };
 
+// Where the CTAs that share a tile's keys meet: as SplitParams, by fmha_fwd/split.cuh.
+struct SplitQuantizedParams : QuantizedParams {
+  cutlass::FastDivmod heads_per_kv;
+  cutlass::FastDivmod m_blocks;  // the scheduler counts m_blocks of all splits
+  int32_t num_splits;
+  float *partial_out;     // [tiles][num_splits][kBlockM][kHeadDim]
+  float2 *partial_stats;  // [tiles][num_splits][kBlockM]: row_max in log2 units, row_sum
+  uint32_t *arrivals;     // [tiles], zero before and after a launch
+};
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Offsets of the parts of the workspace, in bytes, and its size.

@@ -26,7 +26,7 @@ class TileCopy {
   SDPA_DEVICE TileCopy(const QuantizedParams &params, const WorkTile &tile, const Sequence &sequence, int n_block,
                        char *smem)
       : params_(params), seqlen_k_(sequence.seqlen_k), smem_(smem) {
-    const int tid = Arch::thread_idx();
+    const int tid = Traits::group_thread();
     const int64_t block =
         params.block(params.head(tile.bidb, tile.bidh_kv), params.first_block(sequence, tile.bidb) + n_block);
     source_ = params.blocks + block * Block::kBytes + 16 * tid;
@@ -39,15 +39,24 @@ class TileCopy {
   // Queues block `n_block`, the one before the last one that was queued, to the stage that starts `stage` bytes behind
   // the first.
   SDPA_DEVICE void load(int n_block, int stage) {
-    const int tid = Arch::thread_idx();
+    load_k(stage);
+    load_v(n_block, stage);
+  }
+
+  // The two halves of `load`, in this order.
+  SDPA_DEVICE void load_k(int stage) {
     char *const smem = smem_ + Traits::kOffsetK + stage;
     copy_tile<CopyK>(0, make_tensor(make_smem_ptr(reinterpret_cast<int8_t *>(smem)), typename Traits::SmemLayoutK{}));
+  }
+  SDPA_DEVICE void load_v(int n_block, int stage) {
+    const int tid = Traits::group_thread();
+    char *const smem = smem_ + Traits::kOffsetK + stage;
     if constexpr (Traits::kQuantizesV) {
       copy_tile<CopyV>(Block::kV, make_tensor(make_smem_ptr(reinterpret_cast<int8_t *>(smem + Block::kV)),
                                               typename Traits::SmemLayoutVt{}));
       if (tid < (Block::kBytes - Block::kLog2) / 16) copy_vector(Block::kLog2, smem + Block::kLog2 + 16 * tid);
     } else {
-      load_v(n_block, reinterpret_cast<Element *>(smem + Block::kV), tid);
+      copy_halves(n_block, reinterpret_cast<Element *>(smem + Block::kV), tid);
     }
     source_ -= Block::kBytes;
   }
@@ -71,16 +80,16 @@ class TileCopy {
   // A tile of bytes whose first is `offset` behind the block's: pass after pass of 16 bytes a thread.
   template <class Copy, class Tile>
   SDPA_DEVICE void copy_tile(int offset, Tile &&sX) const {
-    Tensor tXsX = Copy{}.get_slice(Arch::thread_idx()).partition_D(sX);  // (16, CPY_M, CPY_N)
+    Tensor tXsX = Copy{}.get_slice(Traits::group_thread()).partition_D(sX);  // (16, CPY_M, CPY_N)
     CUTE_UNROLL
     for (int n = 0; n < size<2>(tXsX); ++n) {
       CUTE_UNROLL
       for (int m = 0; m < size<1>(tXsX); ++m)
-        copy_vector(offset + (n * size<1>(tXsX) + m) * 16 * Traits::kThreads, &tXsX(0, m, n));
+        copy_vector(offset + (n * size<1>(tXsX) + m) * 16 * Traits::kGroupThreads, &tXsX(0, m, n));
     }
   }
 
-  SDPA_DEVICE void load_v(int n_block, Element *tile, int tid) const {
+  SDPA_DEVICE void copy_halves(int n_block, Element *tile, int tid) const {
     const int64_t v_row_stride = params_.v.row_stride;
     const auto thread = typename Traits::GmemTiledCopy{}.get_slice(tid);
     Tensor cV = make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{});
