@@ -39,6 +39,19 @@ def are_plain_tensors(inputs: Inputs) -> bool:
     return True
 
 
+def read_arrays(inputs: Inputs) -> dict[str, Any]:
+    """The arrays and tensors that a call reads, by name; those that it has to have even if they are None."""
+    found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    if inputs.cu_seqlens_q is not None:
+        found["cu_seqlens_q"], found["cu_seqlens_k"] = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    for name in ("attn_mask", "seqlens_q", "seqlens_k", "sinks"):
+        if (value := getattr(inputs, name)) is not None:
+            found[name] = value
+    if inputs.philox is not None and is_tensor(inputs.philox):
+        found["philox"] = inputs.philox
+    return found
+
+
 def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:
     """True when one of `tensors`, some of which may be None, has no memory and torch can serve it.
 
