@@ -13,7 +13,6 @@ Arrays of other libraries are read as tensors first (tensors.py); where torch is
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ..arrays.tensors import as_tensor, has_torch, is_tensor
@@ -84,7 +83,7 @@ def run(
                 q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
                 prepared = _plain[signature]
                 if prepared is None:
-                    prepared = _of_other_sizes(_plain, signature, query, key, value, Layout.BHSD)
+                    prepared = growing.plan_and_keep(_plain, signature, query, key, value, Layout.BHSD)
                 else:
                     _latest = _plain, signature, prepared
                     is_latest = False
@@ -113,26 +112,6 @@ def run(
     lse = None if make_lse is None else make_lse()
     plan.launch_at(q, k, v, out, lse)
     return out, lse, rng.NO_PHILOX
-
-
-def _of_other_sizes(
-    cache: Plans,
-    signature: Signature,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: Layout | str | None,
-) -> Prepared | None:
-    """A plan of an unknown signature, made from that of a known call (see growing.py), which `cache` keeps.
-
-    It is met once, perhaps: call_table.py gets to know it when it comes again.
-    """
-    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    if not (q and k and v) or (q | k | v) & 15:
-        return None
-    prepared = growing.plan_next(signature, query, key, value, layout)
-    cache.keep(signature, prepared)
-    return prepared
 
 
 def run_general(
@@ -190,7 +169,7 @@ def run_general(
             )  # fmt: skip
             prepared = _general[signature]
             if prepared is None and attn_mask is None:
-                prepared = _of_other_sizes(_general, signature, query, key, value, layout)
+                prepared = growing.plan_and_keep(_general, signature, query, key, value, layout)
                 is_resized = prepared is not None
             if prepared is not None:
                 require_data(attn_mask, seqlens_q, seqlens_k, philox, out, sinks)
@@ -200,12 +179,12 @@ def run_general(
                     or not (q and k and v)
                     or (attn_mask is not None and attn_mask.is_neg())
                     or (sinks is not None and sinks.is_neg())
-                    or (prepared.casts_mask and _is_autocast_enabled(query))
+                    or (prepared.casts_mask and torch_hooks.is_autocast_enabled(query))
                 ):
                     prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or expects_gradients(query, key, value, attn_mask, sinks):
+    if prepared is None or torch_hooks.expects_gradients(query, key, value, attn_mask, sinks):
         return _run_in_full(
             Options(family, causal, scale, enable_gqa, kernel, return_lse, p_dropout, layout, window),
             Inputs(
@@ -223,7 +202,7 @@ def run_general(
             query, key, value, out, attn_mask, seqlens_q, seqlens_k, None, None, None, None, philox, sinks
         )
         if out is not None:
-            outputs.check_known_out(out, _read(inputs))
+            outputs.check_known_out(out, torch_inputs.read_arrays(inputs))
             torch_hooks.increment_version((out,))
         if is_new:
             options = Options(
@@ -298,7 +277,7 @@ def run_packed(
             )  # fmt: skip
             prepared = _packed[signature]
             if prepared is None:
-                prepared = _of_other_sizes(_packed, signature, query, key, value, None)
+                prepared = growing.plan_and_keep(_packed, signature, query, key, value, None)
                 is_resized = prepared is not None
             if prepared is not None:
                 require_data(cu_seqlens_q, cu_seqlens_k, philox, out, sinks)
@@ -307,14 +286,14 @@ def run_packed(
                     prepared = signature = None
         except (AttributeError, TypeError, RuntimeError):
             prepared = signature = None
-    if prepared is None or expects_gradients(query, key, value, None, sinks):
+    if prepared is None or torch_hooks.expects_gradients(query, key, value, None, sinks):
         if cu_seqlens_q is None:  # else it would be a call without lengths
             as_tensor("cu_seqlens_q", None)
         return _run_in_full(
             options, inputs, _packed, signature, prepared, is_seen=is_seen, is_operator=is_operator
         )
     if out is not None:
-        outputs.check_known_out(out, _read(inputs))
+        outputs.check_known_out(out, torch_inputs.read_arrays(inputs))
         torch_hooks.increment_version((out,))
     if philox is None and prepared is not call_table.latest and not is_resized:
         call_table.add(prepared, options, inputs)
@@ -330,23 +309,6 @@ def run_call(options: Options, inputs: Inputs, *, is_operator: bool = False) -> 
     if inputs.form is Form.PADDED:
         return run_general(*options, *inputs[:7], *inputs[11:], is_operator=is_operator)
     return run_packed(*options, *inputs[:4], *inputs[7:], is_operator=is_operator)
-
-
-def _is_autocast_enabled(query: torch.Tensor) -> bool:
-    return bool(sys.modules["torch"].is_autocast_enabled(query.device.type))
-
-
-def _read(inputs: Inputs) -> dict[str, Any]:
-    """The arrays and tensors that a call reads, by name; those that it has to have even if they are None."""
-    found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-    if inputs.cu_seqlens_q is not None:
-        found["cu_seqlens_q"], found["cu_seqlens_k"] = inputs.cu_seqlens_q, inputs.cu_seqlens_k
-    for name in ("attn_mask", "seqlens_q", "seqlens_k", "sinks"):
-        if (value := getattr(inputs, name)) is not None:
-            found[name] = value
-    if inputs.philox is not None and is_tensor(inputs.philox):
-        found["philox"] = inputs.philox
-    return found
 
 
 def _run_in_full(
@@ -370,7 +332,7 @@ def _run_in_full(
     options = torch_inputs.with_flags(options)
     if not torch_inputs.are_plain_tensors(inputs):
         refuse_causal_bias(inputs.attn_mask)
-        given = _read(inputs)
+        given = torch_inputs.read_arrays(inputs)
         if not all(map(is_tensor, given.values())) or not (inputs.out is None or is_tensor(inputs.out)):
             if inputs.form is Form.PADDED and not has_torch():
                 return array_calls.run(options, inputs)
@@ -385,13 +347,13 @@ def _run_in_full(
         known = torch_inputs.resolved(inputs)
         if known is not inputs:
             inputs, signature = known, None
-    if expects_gradients(inputs.query, inputs.key, inputs.value, inputs.attn_mask, inputs.sinks):
+    if torch_hooks.expects_gradients(inputs.query, inputs.key, inputs.value, inputs.attn_mask, inputs.sinks):
         return _differentiable(options, inputs)
     bound = bind(options, inputs)
     operands = bound.operands
     if inputs.out is not None:
         outputs.check_out(inputs.out, operands)
-        outputs.check_no_overlap(inputs.out, _read(inputs))
+        outputs.check_no_overlap(inputs.out, torch_inputs.read_arrays(inputs))
     executed = execute(bound, options, inputs.out, inputs.philox)
     out = operands.restore(executed.out) if inputs.out is None else inputs.out
     if inputs.out is not None:
@@ -416,17 +378,6 @@ def _record(options: Options, inputs: Inputs) -> Result:
         return torch_autograd.transformed(options, known)
     result = torch_ops.traced(options, known)
     return result if inputs.out is None else result._replace(out=inputs.out)
-
-
-def expects_gradients(query: Any, key: Any, value: Any, attn_mask: Any, sinks: Any) -> bool:
-    """Whether torch records what is computed from these."""
-    return (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (attn_mask is not None and attn_mask.requires_grad)
-        or (sinks is not None and sinks.requires_grad)
-    ) and torch_hooks.is_grad_enabled()
 
 
 def _differentiable(options: Options, inputs: Inputs) -> Result:

@@ -23,7 +23,7 @@ from .operands import INT32_MAX, Layout, is_aligned
 if TYPE_CHECKING:
     import torch
 
-    from .plan_cache import Signature
+    from .plan_cache import Plans, Signature
     from .planning import Prepared
 
 _MAX_KNOWN = 64
@@ -66,6 +66,26 @@ def keep(signature: Signature | None, prepared: Prepared | None, layout: Layout 
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[_without_sizes(signature, layout)] = signature, prepared
+
+
+def plan_and_keep(
+    cache: Plans,
+    signature: Signature,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout | str | None,
+) -> Prepared | None:
+    """A plan of an unknown signature, made from that of a known call, which `cache` keeps.
+
+    It is met once, perhaps: call_table.py gets to know it when it comes again.
+    """
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if not (q and k and v) or (q | k | v) & 15:
+        return None
+    prepared = plan_next(signature, query, key, value, layout)
+    cache.keep(signature, prepared)
+    return prepared
 
 
 def plan_next(

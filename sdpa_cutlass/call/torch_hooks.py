@@ -12,6 +12,22 @@ def is_grad_enabled() -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
+def expects_gradients(query: Any, key: Any, value: Any, attn_mask: Any, sinks: Any) -> bool:
+    """Whether torch records what is computed from these."""
+    return (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (attn_mask is not None and attn_mask.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
+    ) and is_grad_enabled()
+
+
+def is_autocast_enabled(tensor: Any) -> bool:
+    """Whether torch casts what is computed on the tensor's kind of device."""
+    return bool(sys.modules["torch"].is_autocast_enabled(tensor.device.type))
+
+
 def _find_is_dynamo_compiling() -> bool:
     """Stands in for torch's function where torch was imported after this package, until the first eager call.
 

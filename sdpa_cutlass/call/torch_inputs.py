@@ -18,6 +18,12 @@ from .binding import upper_bound
 from .operands import is_virtual
 
 _BOUNDS = slice(Inputs._fields.index("max_seqlen_q"), Inputs._fields.index("max_seqlen_k") + 1)  # no tensors
+_ALWAYS = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")  # where they are arguments at all
+_OPTIONAL = tuple(
+    name
+    for name in (*Inputs._fields[: _BOUNDS.start], *Inputs._fields[_BOUNDS.stop :])
+    if name not in (*_ALWAYS, "out", "philox")
+)
 
 
 def are_plain_tensors(inputs: Inputs) -> bool:
@@ -37,6 +43,19 @@ def are_plain_tensors(inputs: Inputs) -> bool:
     except RuntimeError:  # it has no address
         return False
     return True
+
+
+def read_arrays(inputs: Inputs) -> dict[str, Any]:
+    """The arrays and tensors that a call reads, by name; those that it has to have even if they are None."""
+    found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    if inputs.cu_seqlens_q is not None:
+        found["cu_seqlens_q"], found["cu_seqlens_k"] = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    for name in _OPTIONAL:
+        if (value := getattr(inputs, name)) is not None:
+            found[name] = value
+    if inputs.philox is not None and is_tensor(inputs.philox):
+        found["philox"] = inputs.philox
+    return found
 
 
 def needs_dispatcher(tensors: dict[str, Any], *, is_operator: bool) -> bool:

@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from ..library.device import DeviceInfo
@@ -346,17 +347,11 @@ def _bucket(record: Mapping[str, Any], where: str) -> Bucket:
     )
 
 
-def _kinds() -> tuple[str, ...]:
-    """Every kind that bucket_of can name."""
-    found = []
-    for mask in ("", "bool", "bias16", "bias32"):
-        for dropout in ("", "dropout"):
-            for lengths in ("", "lengths"):
-                found.append("+".join(filter(None, (mask, dropout, lengths))) or _PLAIN)
-    return tuple(found)
-
-
-KINDS = _kinds()
+KINDS = tuple(
+    "+".join(filter(None, parts)) or _PLAIN
+    for parts in product(("", "bool", "bias16", "bias32"), ("", "dropout"), ("", "lengths"))
+)
+"""Every kind that bucket_of can name."""
 
 
 def _record(

@@ -109,12 +109,7 @@ def suite_names(wanted: Sequence[str] | None, device: torch.device) -> tuple[str
     if device.type == "cuda":
         return _expanded(wanted or (ALL,))
     allowed = (*suites.CPU_SUITES, random_suite.SUITE)
-    refused = [name for name in wanted or () if name not in allowed]
-    if refused:
-        raise CommandError(
-            f"--suite {','.join(refused)}: needs a GPU, and there is none (or --device cpu was said). "
-            f"What a CPU can run, for correctness only: --suite {', '.join(allowed)}"
-        )
+    running.refuse_gpu_suites(wanted or (), allowed)
     return tuple(wanted or ("host",))
 
 

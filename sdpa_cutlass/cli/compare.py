@@ -30,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return OK
+    if device.type == "cpu":
+        running.refuse_gpu_suites(names, (*suites.CPU_SUITES, "mission"))
     running.require_library(options.providers or results.PROVIDERS, device)
     console = running.make_console()
     found = measure_all(cases, options, device, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,16 @@ def require_library(names: Sequence[str], device: torch.device) -> None:
             library(Target.CUDA if device.type == "cuda" else Target.HOST)
         except SdpaError as error:
             raise CommandError(str(error)) from error
+
+
+def refuse_gpu_suites(names: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raises CommandError for suites that are not among `allowed`: a CPU would compute them for hours."""
+    refused = [name for name in names if name not in allowed]
+    if refused:
+        raise CommandError(
+            f"--suite {','.join(refused)}: needs a GPU, and there is none (or --device cpu was said). "
+            f"What a CPU can run, for correctness only: --suite {', '.join(allowed)}"
+        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -105,6 +105,31 @@ def test_another_folder_and_process_confirm_it(made: Path, tmp_path: Path) -> No
     assert "bundle confirmed: " in done.stdout
 
 
+def test_another_library_repeats_what_it_can(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A build of other sources: what differs and what could not be repeated is said, and is no error."""
+
+    def by_another_build(files: dict[str, bytes]) -> None:
+        result = json.loads(files["result.json"])
+        result["env"]["library"]["digest"] = "0" * 64
+        files["result.json"] = json.dumps(result).encode()
+        recorded(outputs={"out": "1" * 64, "lse": "2" * 64}, library="3" * 64)(files)
+
+    path = forged(made, tmp_path / "other.zip", by_another_build)
+    status, findings = verify(path, capsys)
+    assert status == 0
+    for what in ("library, by its sources", "library, by its file", "out", "lse"):
+        assert findings[what]["answer"] == "differs"
+    for what in ("q", "k", "v", "error of O", "file: kernel"):
+        assert findings[what]["answer"] == "agrees"
+    assert main(["verify", str(path), "--device", "cpu", "--repeats", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "not repeated here: outputs: another library or device\n" in text
+    assert f"to repeat all of it: library {'0' * 16} on " in text
+    assert "\nbundle not contradicted: " in text
+
+
 def test_the_same_files_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.zip"
     archive.write(again, archive.read(made))

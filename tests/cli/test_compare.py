@@ -271,6 +271,7 @@ def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture
 
 
 REFUSED = {
+    "a GPU's suite": (["--suite", "mission,long,masks"], "--suite long,masks: needs a GPU"),
     "filter": (["--filter", "nothing"], "--list shows their names"),
     "input": (["--input", "absent.safetensors"], "absent.safetensors: cannot be read"),
 }

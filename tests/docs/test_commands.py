@@ -1,9 +1,15 @@
-"""The commands that documents print exist and take what is handed to them. Nothing is run."""
+"""The commands that documents print exist and take what is handed to them; those that need no GPU are run.
+
+Not run: builds, tests, what measures a GPU, and what needs files of the reader's own.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,10 +72,48 @@ def test_commands_exist_and_parse(document: Path) -> None:
     assert wrong == []
 
 
+RUN = (  # as patterns of what stands behind "python -m"
+    r"generator --(list|explain \w+\d\w+)",
+    r"sdpa_cutlass (info|compare --(list|json)\b.*|compare --suite host .*|tune --list .*)",
+    r"sdpa_cutlass profile --from benchmarks.*",
+    r"tests\.mutation --list",
+)
+
+
+def commands_to_run() -> list[str]:
+    """Each once, with what follows it, as documents print it."""
+    found = {
+        shlex.join([name, *words])
+        for path in DOCUMENTS
+        for kind, name, words in commands(path.read_text(encoding="utf-8"))
+        if kind == "python -m"
+    }
+    return sorted(line for line in found if any(re.fullmatch(pattern, line) for pattern in RUN))
+
+
+@pytest.mark.parametrize("line", commands_to_run())
+def test_commands_that_need_no_gpu_run(line: str, tmp_path: Path) -> None:
+    """As printed. Files are written into an empty folder; what reads files of the checkout runs in it."""
+    is_of_checkout = "benchmarks" in line or line.startswith(("generator", "tests"))
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(line)],
+        cwd=ROOT if is_of_checkout else tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    written = [word for word in shlex.split(line) if re.search(r"\.(json|csv|md|png)$", word)]
+    assert is_of_checkout or [name for name in written if not (tmp_path / name).stat().st_size] == []
+
+
 def test_every_kind_is_found() -> None:
     found = [one for path in DOCUMENTS for one in commands(path.read_text(encoding="utf-8"))]
     assert len(found) > 100
     assert {name for _, name, _ in found} >= {*PARSERS, "pytest", "benchmarks.models", "docs", "test"}
+    assert len(commands_to_run()) >= 10
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sdpa_cutlass.errors import UnsupportedError
 from sdpa_cutlass.problem import Causal
@@ -121,6 +123,44 @@ def test_lengths_and_windows_say_what_the_tensor_says(padding: str, pattern: str
         assert in_words == len(SIZES)
     elif not (static and pattern == "both sides 2"):
         assert in_words > 0
+
+
+class Largest(TorchDispatchMode):
+    """How many elements the largest tensor has that torch makes meanwhile."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        sizes = [one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return found
+
+
+@pytest.mark.parametrize("pattern", ["causal", "window 4", "window 40", "full"])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_nothing_of_rows_times_keys_is_made(padding: str, pattern: str) -> None:
+    """By the mask function, of 700 rows and keys; and no layer asks its mask for the tensor."""
+    if pattern not in PATTERNS:
+        pytest.skip("this transformers has no such pattern")
+    hook = pytest.importorskip("sdpa_cutlass.integrations.transformers")
+    seqlen = 700
+    given = arguments((seqlen, seqlen, 0, 0), padding, pattern, static=False)
+    given["allow_is_bidirectional_skip"] = pattern in TWO_SIDED
+    with Largest() as largest:
+        mask = masks.visible_keys_mask(**given)
+    assert largest.elements <= BATCH * seqlen
+    q, layer = torch.zeros(BATCH, 1, seqlen, 64, dtype=torch.float16), torch.nn.Linear(1, 1)
+    layer.is_causal = pattern not in TWO_SIDED
+    served = hook.register(devices=["cpu"]).served
+    hook.attention_forward(layer, q, q, q, mask)
+    assert hook.register(devices=["cpu"]).served == served + 1
+    assert mask is None or mask._dense is None
+    with Largest() as largest:  # which would have seen it
+        masking_utils.sdpa_mask(
+            **given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        )
+    assert largest.elements >= seqlen * seqlen
 
 
 def test_a_cache_that_counts_on_does_not_move_the_mask() -> None:

@@ -170,7 +170,10 @@ def _compile(
 # The cases that need CuTe are left out. So are, in observed builds, those that race on purpose, and TMA:
 # what mbarriers order is not known there.
 _NOT_OF_THE_ENGINE = {"host_policy_test.cpp"}
-_NOT_OBSERVED = {"memory_test.cpp", "errors_test.cpp", "schedule_test.cpp", "sm90_test.cpp"}
+_NOT_OBSERVED = {
+    *("memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
+    *("sm90_test.cpp", "sm90_rules_test.cpp"),
+}
 
 
 def _engine_program(place: Path, precompiled: Path, *, observed: bool) -> Path:

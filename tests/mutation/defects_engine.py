@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.model import Check, Kernels, Mutant
 
 _BLOCK = "arch/simt/block.hpp"
+_MEETINGS = "arch/simt/block_meetings.hpp"
 _SHADOW = "arch/simt/shadow.hpp"
 _ARRIVALS = "arch/simt/arrivals.hpp"
 _BANKS = "arch/simt/bank_conflicts.hpp"
@@ -71,7 +72,7 @@ ENGINE: tuple[Mutant, ...] = (
     ),
     _engine(
         "shadow_orders_all_warps",
-        _BLOCK,
+        _MEETINGS,
         "shadow_.sync_warps(released);",
         "shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);",
         "a barrier of some warps counts for all",
@@ -219,7 +220,7 @@ ENGINE: tuple[Mutant, ...] = (
     ),
     _engine(
         "lanes_may_diverge",
-        _BLOCK,
+        _MEETINGS,
         "warp.collective != &collective || warp.barrier != barrier || "
         "warp.barrier_threads != barrier_threads",
         "false",
@@ -227,7 +228,7 @@ ENGINE: tuple[Mutant, ...] = (
     ),
     _engine(
         "inactive_lanes_may_be_missing",
-        _BLOCK,
+        _MEETINGS,
         "if (warp.collective->needs_full_warp && warp.live != kFullWarp) {",
         "if (false) {",
         "an mma with inactive lanes is not found",

@@ -86,7 +86,7 @@ MUTANTS = (
     PythonMutant(
         name="sinks_alone_are_not_recorded",
         defect="a call of which only the sinks require grad is no node of the graph",
-        file="call/calls.py",
+        file="call/torch_hooks.py",
         old="or (sinks is not None and sinks.requires_grad)",
         new="",
         tests="tests/library/test_backward.py::test_gradients_of_sinks_alone",

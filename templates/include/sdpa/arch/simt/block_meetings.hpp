@@ -1,0 +1,98 @@
+// Where the threads of a Block meet: collectives of a warp's lanes, and barriers of warps.
+//
+// The lanes of a warp meet in collectives (collectives.hpp): each lane leaves its operands in the warp's slots and
+// stops; the last to arrive executes for all. A barrier is a collective too: the warp's lanes meet, then the warp as a
+// whole arrives at the barrier, which wakes all when enough have come. Included by block.hpp, at its end.
+#pragma once
+
+#include "sdpa/arch/simt/block.hpp"
+
+namespace sdpa::simt {
+
+inline void Block::meet(const Collective &collective, int barrier, int barrier_threads) {
+  Warp &warp = this->warp();
+  const uint32_t lane_bit = bit(current_);
+  if (warp.arrived == 0) {
+    warp.collective = &collective;
+    warp.barrier = barrier;
+    warp.barrier_threads = barrier_threads;
+  } else if (warp.collective != &collective || warp.barrier != barrier || warp.barrier_threads != barrier_threads) {
+    fail_divergence(collective, barrier, barrier_threads);
+  }
+  warp.arrived |= lane_bit;
+  if (warp.arrived != warp.live) {
+    warp.ready &= ~lane_bit;
+    run_other_thread();
+    return;
+  }
+  execute(warp);
+  if ((warp.ready & lane_bit) == 0) {
+    run_other_thread();
+  } else if (!schedule_.in_order()) {
+    const int next = next_thread();
+    if (next != current_) resume(next);
+  }
+}
+
+inline void Block::execute(Warp &warp) {
+  if (warp.collective->needs_full_warp && warp.live != kFullWarp) {
+    fail("%s with inactive lanes: only lanes 0x%08x of the warp take part", warp.collective->name, warp.live);
+  }
+  warp.arrived = 0;
+  warp.ready = warp.live;
+  bank_conflicts_.count(int(&warp - warps_.data()));
+  warp.collective->execute(*this, warp);
+}
+
+inline void Block::sync(int barrier, int num_threads) {
+  if (barrier < 0 || barrier >= kNumBarriers) fail("barrier %d does not exist: there are %d", barrier, kNumBarriers);
+  if (barrier != 0 && (num_threads <= 0 || num_threads % kWarpSize != 0)) {
+    fail("sync_group(%d, %d): the number of threads is not a positive multiple of %d", barrier, num_threads, kWarpSize);
+  }
+  meet(kBarrier, barrier, num_threads);
+}
+
+inline bool Block::sync_or(bool predicate) {
+  barriers_[0].vote |= predicate;
+  sync(0, 0);
+  return barriers_[0].result;
+}
+
+inline void Block::count_at_barrier(Warp &warp, bool waits) {
+  Barrier &barrier = barriers_[size_t(warp.barrier)];
+  if (barrier.num_warps == 0) {
+    barrier.num_threads = warp.barrier_threads;
+  } else if (barrier.num_threads != warp.barrier_threads) {
+    fail("sync_group(%d, %d): the warps that already wait there expect %d threads", warp.barrier, warp.barrier_threads,
+         barrier.num_threads);
+  }
+  ++barrier.num_warps;
+  if (waits) {
+    warp.waits_at = warp.barrier;
+    warp.ready = 0;
+  } else {
+    barrier.arrived |= 1u << (&warp - warps_.data());
+  }
+  release_if_complete(warp.barrier);
+}
+
+inline void Block::release_if_complete(int barrier) {
+  Barrier &state = barriers_[size_t(barrier)];
+  const int needed = barrier == 0 ? num_live_warps_ : state.num_threads / kWarpSize;
+  if (state.num_warps == 0 || state.num_warps != needed) return;
+  state.num_warps = 0;
+  state.result = state.vote;
+  state.vote = false;
+  uint32_t released = state.arrived;
+  state.arrived = 0;
+  for (int w = 0; w < num_warps_; ++w) {
+    Warp &warp = warps_[size_t(w)];
+    if (warp.waits_at != barrier) continue;
+    warp.waits_at = -1;
+    warp.ready = warp.live;
+    released |= 1u << w;
+  }
+  shadow_.sync_warps(released);
+}
+
+}  // namespace sdpa::simt
