@@ -42,7 +42,7 @@ GENERAL: dict[int, tuple[Tile, ...]] = {
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
     128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),
     160: tiles("m128n128_s2_w12"),
-    192: tiles("m128n112_s2_w12"),
+    192: tiles("m128n96_s2_w12"),
     256: tiles("m128n64_s2_w12"),
 }
 
