@@ -35,8 +35,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_p_written_in_flight",
         header=_MAINLOOP,
-        old="      wait_pv(before.index);\n      convert_p(tSrS, kept);\n",
-        new="      convert_p(tSrS, kept);\n      wait_pv(before.index);\n",
+        old="        wait_pv(before.index);\n        convert_p(tSrS);\n",
+        new="        convert_p(tSrS);\n        wait_pv(before.index);\n",
         defect="P of the next block is written while P V of the one before reads it",
         kernels=Kernels.HOPPER,
         by=Check.RULES,

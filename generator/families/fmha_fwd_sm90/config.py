@@ -23,8 +23,9 @@ OUT_IN_Q_ELEMENTS = 512
 # Registers for S, P and O up to which a second CTA of two consumers fits on an SM.
 SMALL_ACCUMULATORS = 72
 
-# Whose threads have registers for masks and dropout.
+# The consumers whose threads have registers for dropout, and for masks next to accumulators of so many.
 MASKED_CONSUMERS = 2
+MASKED_ACCUMULATORS = 160
 
 # What a consumer's thread holds next to its accumulators: descriptors, row statistics, loop state.
 OTHER_REGISTERS = 28
@@ -34,8 +35,8 @@ OTHER_REGISTERS = 28
 class FmhaFwdSm90(Kernel):
     """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load.
 
-    A general kernel with two consumers takes masks, and has a variant with dropout: three leave a thread no
-    registers for either.
+    A general kernel with two consumers has a variant with dropout, and both take masks up to head_dim 128.
+    Other threads have no registers left for these.
     """
 
     family: ClassVar[str] = "fmha_fwd_sm90"
@@ -60,7 +61,7 @@ class FmhaFwdSm90(Kernel):
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED
         takes |= Takes.WINDOW | Takes.SINKS
-        has_room = self.consumers == MASKED_CONSUMERS
+        has_room = self.consumers == MASKED_CONSUMERS and self.accumulator_registers <= MASKED_ACCUMULATORS
         return takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 if has_room else takes
 
     @property

@@ -35,7 +35,8 @@ TILES: dict[int, tuple[Tile, ...]] = {
     256: tiles("m128n64_s2_w12"),
 }
 
-# head_dim → tiles of the general kernels. Those of 128 rows take masks, and come with and without dropout.
+# head_dim → tiles of the general kernels. Those of 128 rows come with and without dropout, and take masks
+# up to head_dim 128.
 GENERAL: dict[int, tuple[Tile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),

@@ -7,7 +7,7 @@
 // accumulator: two rows, and two neighbours of every 8 columns. As many of them as kMaskPairsAhead are asked for before
 // the products that make the scores, under which they arrive, the rest behind those. attention/dense_mask.cuh takes keys
 // in another order, for longer loads; here TMA brings K and V as they lie.
-// A block of a boolean mask that is all true for a warp costs no selection. One that is all false is computed all the
+// Where a boolean mask is all true for a warp it costs no selection. A block of it that is all false is computed all the
 // same: its products are the warpgroup's, and a way around the softmax alone takes registers that there are not.
 #pragma once
 
@@ -62,15 +62,13 @@ struct DenseMask {
   // scores, coords: (2, cols).
   template <class Scores, class Coords>
   SDPA_DEVICE void apply(Scores &scores, const Coords &coords, int first_col, int seqlen_k) {
-    if constexpr (kMask == MaskKind::kBool) {
-      uint32_t every = kAllSeen;
-      for_each_pair([&](int i, int u) SDPA_INLINE_LAMBDA { every &= words[i][u][0]; });
-      if (!Arch::any(every != kAllSeen)) return;
-    }
     CUTE_UNROLL
     for (int first = 0; first < kPairs; first += kAhead) {
       if (first > 0) fetch_pairs(first, coords, first_col, seqlen_k);
       if (kMask == MaskKind::kBool) {
+        uint32_t every = kAllSeen;
+        for_each_pair([&](int i, int u) SDPA_INLINE_LAMBDA { every &= words[i][u][0]; });
+        if (!Arch::any(every != kAllSeen)) continue;
         for_each_pair([&](int i, int u) SDPA_INLINE_LAMBDA {
           if ((words[i][u][0] & 0xffu) == 0) scores(i, 2 * (first + u)) = -INFINITY;
           if ((words[i][u][0] & 0xff00u) == 0) scores(i, 2 * (first + u) + 1) = -INFINITY;

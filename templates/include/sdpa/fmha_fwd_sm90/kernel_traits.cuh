@@ -62,6 +62,7 @@ struct KernelTraits {
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
   static_assert((!kHasMask && !kHasDropout) || (kIsGeneral && kConsumers == 2),
                 "masks and dropout are a general kernel's, and take registers that three consumers do not have");
+  static_assert(!kHasMask || kAccumulatorRegisters <= 160, "larger accumulators leave no registers for masks");
   static_assert(kBlockM % kWarpgroupRows == 0 && (kConsumers == 2 || kConsumers == 3), "2 or 3 consumer warpgroups");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
   static_assert(kAccumulatorRegisters <= (kConsumers == 3 ? 132 : 200), "S, P and O are in registers at once");
@@ -78,14 +79,14 @@ struct KernelTraits {
   // ---- masks and dropout ----
   // Pairs of a mask's columns in each of a thread's two rows that are asked for before the products which make the
   // scores: half as many as long as S, P, O and these leave the other registers too few.
-  static constexpr int kMaskRegisters = 192 - kAccumulatorRegisters;
+  static constexpr int kMaskRegisters = (kHasDropout ? 184 : 192) - kAccumulatorRegisters;
   static constexpr int kMaskWords = kMask == MaskKind::kBias32 ? 4 : 2;  // of a pair in both rows
   static constexpr int mask_pairs_ahead(int pairs) {
     return pairs % 2 != 0 || pairs * kMaskWords <= kMaskRegisters ? pairs : mask_pairs_ahead(pairs / 2);
   }
   static constexpr int kMaskPairsAhead = mask_pairs_ahead(kBlockN / 8);
-  static_assert(kMask != MaskKind::kBool || kMaskPairsAhead == kBlockN / 8,
-                "whether a block is all true is asked of all of it");
+  // Next to a mask, large accumulators leave no registers to keep seed and offset for the loop.
+  static constexpr bool kFindsDropoutAgain = kHasDropout && kHasMask && kAccumulatorRegisters >= 160;
   static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;

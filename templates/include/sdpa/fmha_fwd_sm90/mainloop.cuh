@@ -99,7 +99,7 @@ struct Mainloop {
       }
     }();
     [[maybe_unused]] const auto dropout = [&] {
-      if constexpr (Traits::kHasDropout) {
+      if constexpr (Traits::kHasDropout && !Traits::kFindsDropoutAgain) {
         return Dropout<Traits>(params, tile);
       } else {
         return nullptr;
@@ -127,24 +127,32 @@ struct Mainloop {
       if constexpr (Traits::kMask == MaskKind::kBool) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
       softmax.template update<Traits::kHasBias>(scores, factors, params.softmax_scale_log2);
     };
-    // The elements of P that dropout leaves: all bits of these are set, two neighbouring keys in a register.
-    const auto draw = [&]([[maybe_unused]] int n_block) SDPA_INLINE_LAMBDA {
-      if constexpr (Traits::kHasDropout) {
-        Tensor kept = make_tensor<uint32_t>(Shape<_2, _1, Int<kBlockN / 8>>{});  // (row, 1, keys / 8)
-        fill(kept, ~0u);
-        dropout.apply(kept, tScS, first_row, n_block * kBlockN);
-        return kept;
-      } else {
-        return nullptr;
-      }
-    };
-    const auto convert_p = [&](auto &tSrS, [[maybe_unused]] const auto &kept) SDPA_INLINE_LAMBDA {
+    const auto convert_p = [&](auto &tSrS) SDPA_INLINE_LAMBDA {
       Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
       Tensor pairs = recast<uint32_t>(tOrP);
       CUTE_UNROLL
-      for (int i = 0; i < size(pairs); ++i) {
-        pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
-        if constexpr (Traits::kHasDropout) pairs(i) &= kept(i);
+      for (int i = 0; i < size(pairs); ++i) pairs(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+    };
+    // The same with dropout, whose random numbers are made under P V. What P V reads is written behind `wait`.
+    const auto drop_p = [&](auto &tSrS, int n_block, const auto &wait) SDPA_INLINE_LAMBDA {
+      if constexpr (Traits::kHasDropout) {
+        using PairsByRow = Shape<_2, _1, Int<kBlockN / 8>>;  // (row, 1, keys / 8)
+        Tensor as_a = make_tensor(tSrS.data(), wgmma_as_operand_a(tSrS.layout()));
+        Tensor rounded = make_tensor<uint32_t>(PairsByRow{});
+        Tensor kept = make_tensor<uint32_t>(PairsByRow{});  // all bits of the elements that are left
+        CUTE_UNROLL
+        for (int i = 0; i < size(rounded); ++i) rounded(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
+        fill(kept, ~0u);
+        if constexpr (Traits::kFindsDropoutAgain) {
+          const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+          Dropout<Traits>(params, same_tile).apply(kept, tScS, first_row, n_block * kBlockN);
+        } else {
+          dropout.apply(kept, tScS, first_row, n_block * kBlockN);
+        }
+        wait();
+        Tensor pairs = recast<uint32_t>(tOrP);
+        CUTE_UNROLL
+        for (int i = 0; i < size(pairs); ++i) pairs(i) = rounded(i) & kept(i);
       }
     };
     const auto rescale = [&](const auto &factors) SDPA_INLINE_LAMBDA {
@@ -192,7 +200,11 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
-      convert_p(tSrS, draw(n_block));
+      if constexpr (Traits::kHasDropout) {
+        drop_p(tSrS, n_block, [] {});
+      } else {
+        convert_p(tSrS);
+      }
     }
     // ---- the others ----
     for (--n_block; n_block >= n_block_min; --n_block) {
@@ -210,9 +222,12 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, factors);
-      const auto kept = draw(n_block);  // under P V too; P's registers are written behind it
-      wait_pv(before.index);
-      convert_p(tSrS, kept);
+      if constexpr (Traits::kHasDropout) {
+        drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });
+      } else {
+        wait_pv(before.index);
+        convert_p(tSrS);
+      }
       rescale(factors);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
