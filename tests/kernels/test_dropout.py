@@ -14,7 +14,7 @@ from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, random_sinks, run_case
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
-from tests.kernels.masks import random_mask
+from tests.kernels.masks import mask_dtypes, random_mask
 from tests.kernels.numerics import visible
 
 ALIGNMENTS = (None, *Causal)
@@ -67,7 +67,10 @@ def test_a_mask_does_not_change_what_is_dropped(dropout_kernel: TestedKernel) ->
     inputs = random_qkv(dropout_kernel, rows, keys, batch=2, heads=2)
     seen = random_mask(torch.bool, (2, 2, rows, keys), dropout_kernel.device)
     bias = torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -math.inf)
+    taken = mask_dtypes(dropout_kernel.info)
     for mask in (seen, bias, bias.bfloat16(), bias.half()):
+        if mask.dtype not in taken:
+            continue
         case = Case(**inputs, mask=mask, p_dropout=0.4, philox=STATE)
         assert torch.equal(kept_by(dropout_kernel, case, seen), expected & seen)
 
@@ -95,6 +98,7 @@ def test_numerics(dropout_kernel: TestedKernel, p_dropout: float) -> None:
     """The output and softmax_lse against float64 with the same mask, beside everything else."""
     info = dropout_kernel.info
     rows, keys = info.block_m + 3, (info.kv_groups + 1) * info.block_n + 13
+    takes_masks = bool(info.mask_types)
     for i, causal in enumerate(ALIGNMENTS):
         plain = random_qkv(dropout_kernel, rows, keys, batch=1, seed=i)
         check_case(dropout_kernel, Case(**plain, causal=causal, p_dropout=p_dropout, philox=STATE))
@@ -102,7 +106,7 @@ def test_numerics(dropout_kernel: TestedKernel, p_dropout: float) -> None:
         rich = Case(
             **random_qkv(dropout_kernel, rows, keys, head_dim=info.head_dim - 8, spare_columns=8, seed=i),
             causal=causal,
-            mask=random_mask(mask_dtype, (2, 1, rows, keys), dropout_kernel.device),
+            mask=random_mask(mask_dtype, (2, 1, rows, keys), dropout_kernel.device) if takes_masks else None,
             lengths_q=Lengths(seqlens=(rows - 9, rows)),
             lengths_k=Lengths(seqlens=(keys, keys - 20)),
             p_dropout=p_dropout,
@@ -118,11 +122,12 @@ def test_beside_a_mask_a_window_lengths_and_sinks(
     if Takes.WINDOW not in dropout_kernel.info.takes:
         pytest.skip("takes no window")
     rows, keys = dropout_kernel.info.block_m - 9, 2 * dropout_kernel.info.block_n + 13
-    for mask_type in (torch.bool, torch.float16, torch.float32):
+    for mask_dtype in mask_dtypes(dropout_kernel.info) or (None,):
+        mask = mask_dtype and random_mask(mask_dtype, (2, 2, rows, keys), dropout_kernel.device)
         case = Case(
             **random_qkv(dropout_kernel, rows, keys),
             causal=causal,
-            mask=random_mask(mask_type, (2, 2, rows, keys), dropout_kernel.device),
+            mask=mask,
             lengths_q=Lengths(seqlens=(rows - 9, rows)),
             lengths_k=Lengths(seqlens=(keys, keys - 20)),
             window=(keys // 2, 9),
