@@ -10,8 +10,9 @@ import torch
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.problem import Causal
-from tests.kernels.backward import Case, check, execute, operands, prepare, run
+from tests.kernels.backward import check, execute, operands, prepare, run
 from tests.kernels.harness import HOST_THREADS, TestedKernel
+from tests.kernels.test_backward import case_for
 
 OPTIONS: dict[str, dict[str, object]] = {
     "full": {},
@@ -25,14 +26,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_many_tiles_of_keys(fused_backward: TestedKernel, kind: str) -> None:
     """Within the rule, and the same bits in other orders of warps and with one CTA at a time."""
-    case = Case(
-        seqlen_q=200,
-        seqlen_k=517,
-        head_dim=fused_backward.info.head_dim,
-        heads=2,
-        heads_kv=1,
-        **OPTIONS[kind],
-    )  # type: ignore[arg-type]
+    case = case_for(fused_backward, 200, 517, heads=2, heads_kv=1, **OPTIONS[kind])
     expected = check(fused_backward, case)
     if fused_backward.device == "cuda":
         assert all(map(torch.equal, expected, run(fused_backward, case)))
@@ -48,7 +42,7 @@ def test_many_tiles_of_keys(fused_backward: TestedKernel, kind: str) -> None:
 
 def test_a_workspace_serves_launch_after_launch(fused_backward: TestedKernel) -> None:
     """Turns and tickets begin anew in each."""
-    case = Case(seqlen_q=97, seqlen_k=300, head_dim=fused_backward.info.head_dim, causal=Causal.BOTTOM_RIGHT)
+    case = case_for(fused_backward, 97, 300, causal=Causal.BOTTOM_RIGHT)
     launch = prepare(fused_backward, case, operands(case, fused_backward.dtype))
     execute(fused_backward, launch)
     expected = [grad.tensor.clone() for grad in launch.grads]
@@ -66,16 +60,18 @@ ROWS_OF_8_GIB = (8 << 30) // (4 * 128 + 8)
     [
         ({"seqlen_q": 2 * ROWS_OF_8_GIB}, "workspace has [0-9]+ bytes; .* at most 8589934592"),
         ({"mask_type": 1}, "mask"),
-        ({"p_dropout": 0.5}, "dropout"),
+        ({"p_dropout": 0.5}, "dropout"),  # or none, where the kernel drops
     ],
     ids=["workspace", "mask", "dropout"],
 )
 def test_what_is_refused(fused_backward: TestedKernel, sizes: dict[str, float], message: str) -> None:
-    case = Case(seqlen_q=64, seqlen_k=64, head_dim=fused_backward.info.head_dim)
+    case = case_for(fused_backward, 64, 64)
     launch = prepare(fused_backward, case, operands(case, fused_backward.dtype))
     forward = launch.params.forward
     for name, value in sizes.items():
         setattr(forward, name, value)
+    if "p_dropout" in sizes:
+        forward.p_dropout = 0.0 if fused_backward.info.has_dropout else 0.5
     if "mask_type" in sizes:
         forward.mask = forward.q
     refusal = fused_backward.library.backward_refusal(fused_backward.info.index, launch.params)

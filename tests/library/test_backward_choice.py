@@ -46,8 +46,9 @@ def test_fused_kernels_come_last_until_they_are_chosen(monkeypatch: pytest.Monke
     assert families(problem(8192))[0] is Family.FMHA_BWD_FUSED
     few = problem(128, batch=1, num_heads_q=1, num_heads_kv=1)
     assert families(few)[0] is Family.FMHA_BWD
-    for other in ({"mask": MaskType.BOOL}, {"has_dropout": True}, {"head_dim": 192}):
-        assert set(families(problem(8192, **other))) == {Family.FMHA_BWD}
+    assert families(problem(8192, has_dropout=True))[0] is Family.FMHA_BWD_FUSED
+    for other in ({"mask": MaskType.BOOL}, {"mask": MaskType.F32}, {"head_dim": 192}):
+        assert Family.FMHA_BWD_FUSED not in families(problem(8192, **other))
 
 
 def test_fused_kernels_run_when_they_are_named() -> None:

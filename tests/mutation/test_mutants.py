@@ -111,7 +111,9 @@ def test_a_missing_barrier_is_reported_with_both_lines(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kernels", [k for k in Kernels if k.is_of_fmha_fwd], ids=lambda kernels: kernels.name
+    "kernels",
+    [k for k in Kernels if k.is_of_fmha_fwd or k is Kernels.BACKWARD_FUSED],
+    ids=lambda kernels: kernels.name,
 )
 def test_kernels_do_not_race(workshop: Workshop, kernels: Kernels) -> None:
     """With every plain load and store of shared memory observed, next to cp.async and ldmatrix.

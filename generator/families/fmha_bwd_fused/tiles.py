@@ -29,6 +29,13 @@ TILES: TilesByHeadDim = {
     128: tiles("m32n64_s2_w4"),
 }
 
+# Those of them with dropout as well, whose state takes registers.
+DROPOUT_TILES: TilesByHeadDim = {
+    64: tiles("m64n64_s2_w4"),
+    96: tiles("m32n64_s2_w4"),
+    128: tiles("m32n64_s2_w4"),
+}
+
 # The sweep, in fp16, for every head_dim: as far as the rules allow.
 SWEEP_TILES = tiles(
     "m32n64_s2_w4",
@@ -45,9 +52,10 @@ class Tables:
 
     arch: Arch  # that the tiles were chosen for
     tiles: TilesByHeadDim
+    dropout_tiles: TilesByHeadDim
 
 
-TABLES = Tables(arch=Arch.SM89, tiles=TILES)
+TABLES = Tables(arch=Arch.SM89, tiles=TILES, dropout_tiles=DROPOUT_TILES)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
@@ -59,8 +67,9 @@ def smoke(tables: Tables = TABLES) -> Listing:
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype."""
-    return Listing(kernels=_kernels(tables.arch, tables.tiles))
+    """Every tile in every dtype, some with dropout too."""
+    with_dropout = _kernels(tables.arch, tables.dropout_tiles, dropout=True)
+    return Listing(kernels=[*_kernels(tables.arch, tables.tiles), *with_dropout])
 
 
 def sweep(tables: Tables = TABLES) -> Listing:
@@ -74,8 +83,8 @@ def sweep(tables: Tables = TABLES) -> Listing:
 
 
 def _kernels(
-    arch: Arch, table: TilesByHeadDim, dtypes: Iterable[DType] = tuple(DType)
+    arch: Arch, table: TilesByHeadDim, dtypes: Iterable[DType] = tuple(DType), *, dropout: bool = False
 ) -> Iterator[FmhaBwdFused]:
     for head_dim, listed in table.items():
         for tile, dtype in product(listed, dtypes):
-            yield FmhaBwdFused(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype)
+            yield FmhaBwdFused(arch=arch, head_dim=head_dim, tile=tile, dtype=dtype, dropout=dropout)
