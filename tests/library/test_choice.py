@@ -225,11 +225,11 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
             most = min(shared * card.sms // tiles, blocks // row.kv_groups, 64)
             prices = {
                 count: -(-blocks // (count * row.kv_groups)) * work.cycles(-(-tiles * count // card.sms))
-                + fmha_fwd._meeting_cycles(row, rows, count)
+                + fmha_fwd.meeting_cycles(row, rows, count)
                 for count in range(1, max(most, 1) + 1)
             }
             best = min(prices, key=prices.__getitem__)
-            assert model._split(tiles, blocks, rows) == (best, fmha_fwd._meeting_cycles(row, rows, best))
+            assert model._split(tiles, blocks, rows) == (best, fmha_fwd.meeting_cycles(row, rows, best))
             several += best > 1
     assert several > 100
 
