@@ -214,7 +214,8 @@ def test_floor_sums_are_those_of_a_loop() -> None:
 def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
     draw = random.Random(5)
     several = 0
-    for row in (row for row in kernels(Target.HOST) if row.is_split):
+    rows_of_splits = [row for row in kernels(Target.HOST) if row.is_split]
+    for row in (row for row in rows_of_splits if row.family is Family.FMHA_FWD):
         problem = made_problem(dtype=row.dtype, head_dim=row.head_dim)
         model = model_of(row, problem, card)
         work = fmha_fwd._work(row, problem, card)
