@@ -45,7 +45,7 @@ QUANTIZED_SPLIT: tuple[Mutant, ...] = (
     _split(
         "lse_of_parts_without_the_mean",
         "split_epilogue.cuh",
-        "needs_mean(params) ? reinterpret_cast<const float *>(smem)[row] : 0.f",
+        "needs_mean(params) ? reinterpret_cast<const float *>(Traits::Arch::dynamic_smem())[row] : 0.f",
         "0.f",
         "q·c is missing where several CTAs share the keys",
         Check.LSE,

@@ -253,7 +253,7 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "rows_beyond_a_length",
-        "    if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
+        "      if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
         "",
         "rows beyond a sequence's length are not 0 and -inf",
         Check.NUMERICS,

@@ -323,6 +323,22 @@ MUTANTS = (
         new="key.shape[0], key)",
         tests="tests/library/test_quantized_kv.py::test_padded_lengths",
     ),
+    PythonMutant(
+        name="kept_keys_are_not_shared_out",
+        defect="one CTA takes all keys of a tile, however many there are",
+        file="call/quantized.py",
+        old="params.num_splits = choice.num_splits",
+        new="params.num_splits = min(choice.num_splits, 1)",
+        tests="tests/library/test_quantized_kv_launches.py::test_decoding_splits_the_keys",
+    ),
+    PythonMutant(
+        name="quantised_splits_wait_for_others",
+        defect="more CTAs share the keys of a tile than run at once",
+        file="choice/cost/fmha_fwd_q8_split.py",
+        old="most = min(sms * self._resident // tiles, blocks // groups, _MAX_SPLITS)",
+        new="most = min(blocks // groups, _MAX_SPLITS)",
+        tests="tests/library/test_select_split_quantised.py::test_decoding_takes_them",
+    ),
 )
 
 
@@ -334,7 +350,7 @@ def test_the_defect_is_found(mutant: PythonMutant, tmp_path: Path) -> None:
     for folder in (PACKAGE, "tests/library"):
         ignored = shutil.ignore_patterns("__pycache__", "cli", "machine_code", "simt")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/kernel_rows.py"):
         shutil.copy(ROOT / file, tmp_path / file)
     assert _run(tmp_path, mutant.tests) == 0  # without the defect
     (tmp_path / PACKAGE / mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")

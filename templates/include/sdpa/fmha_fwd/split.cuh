@@ -10,30 +10,15 @@
 // The method is FlashDecoding's (Dao et al., 2023), with the second kernel folded into the first.
 #pragma once
 
+#include <type_traits>
+
 #include "sdpa/attention/key_split.cuh"
 #include "sdpa/fmha_fwd/epilogue.cuh"
 
 namespace sdpa::fmha_fwd {
 
-// What becomes of a row once its parts are one; a family may do otherwise.
-template <class Traits>
-struct SplitEnds {
-  using Base = Epilogue<Traits>;
-  using SoftmaxState = typename Base::SoftmaxState;
-
-  // `max` and `sum` of row `row` of the tile become those of softmax_lse. Returns what its O has to be multiplied with.
-  SDPA_DEVICE static float complete(const typename Traits::Params &params, const WorkTile &tile,
-                                    const Sequence &sequence, int out_row, int /*row*/, const char * /*smem*/,
-                                    float &max, float &sum) {
-    if (out_row >= sequence.seqlen_q) sum = 0.f;
-    const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
-    return SoftmaxState::inverse(sum) * scale;
-  }
-
-  SDPA_DEVICE static uint32_t pack(float x, float y) { return arch::pack<typename Traits::Element>(x, y); }
-};
-
-template <class Traits, class Ends = SplitEnds<Traits>>
+// `Ends`: what becomes of a row once its parts are one, where a family does otherwise.
+template <class Traits, class Ends = void>
 struct SplitEpilogue {
   using Arch = typename Traits::Arch;
   using Element = typename Traits::Element;
@@ -62,7 +47,7 @@ struct SplitEpilogue {
     const int num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
     store_part(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
     if (is_last(params.arrivals + tile_index, split.num_active))
-      merge_parts(params, tile, sequence, first_part, split.num_active, num_rows, smem);
+      merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
   SDPA_DEVICE static float *out_of(const Params &params, int64_t part, int row) {
@@ -102,7 +87,7 @@ struct SplitEpilogue {
   }
 
   SDPA_DEVICE static void merge_parts(const Params &params, const WorkTile &tile, const Sequence &sequence,
-                                      int64_t first_part, int num_active, int num_rows, const char *smem) {
+                                      int64_t first_part, int num_active, int num_rows) {
     constexpr int kVectors = kHeadDim / 4;
     constexpr int kBatch = 16;  // splits whose loads are in flight together
     for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads) {
@@ -142,11 +127,20 @@ struct SplitEpilogue {
           out.w += weight * part[i].w;
         }
       }
-      if (out_row >= sequence.seqlen_q) out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
-      const float inverse = Ends::complete(params, tile, sequence, out_row, row, smem, max, sum);
+      if (out_row >= sequence.seqlen_q) {
+        sum = 0.f;
+        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
+      }
+      if constexpr (!std::is_void_v<Ends>) {
+        Ends::store(params, tile, sequence, row, col, max, sum, out);
+        continue;
+      }
+      const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
+      const float inverse = SoftmaxState::inverse(sum) * scale;
       if (col < Traits::head_dim_v(params))
         *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
-            make_uint2(Ends::pack(out.x * inverse, out.y * inverse), Ends::pack(out.z * inverse, out.w * inverse));
+            make_uint2(arch::pack<Element>(out.x * inverse, out.y * inverse),
+                       arch::pack<Element>(out.z * inverse, out.w * inverse));
       if (params.softmax_lse && col == 0) *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
     }
   }

@@ -11,31 +11,41 @@
 
 namespace sdpa::fmha_fwd_q8 {
 
-// What becomes of a row once its parts are one: `smem` has the mean logits of the tile's rows, unless nobody asks.
+// What becomes of a row once its parts are one: shared memory begins with the mean logits of the tile's rows, unless
+// nobody asks.
 template <class Traits>
 struct SplitEnds {
+  using Element = typename Traits::Element;
   using Params = typename Traits::Params;
   using SoftmaxState = SoftmaxOf<Traits>;
+  using Rows = fmha_fwd::Epilogue<Traits>;
 
   SDPA_DEVICE static bool needs_mean(const Params &params) {
     return params.softmax_lse != nullptr || params.sinks.data != nullptr;
   }
 
-  SDPA_DEVICE static float complete(const Params &params, const WorkTile &tile, const Sequence &sequence, int out_row,
-                                    int row, const char *smem, float &max, float &sum) {
-    const float mean = needs_mean(params) ? reinterpret_cast<const float *>(smem)[row] : 0.f;
-    return complete(params, tile, sequence, out_row, mean, max, sum);
+  // Row `row` of the tile, of O four columns from `col` on.
+  SDPA_DEVICE static void store(const Params &params, const WorkTile &tile, const Sequence &sequence, int row, int col,
+                                float max, float sum, const float4 &out) {
+    const int out_row = tile.m_block * Traits::kBlockM + row;
+    const float mean = needs_mean(params) ? reinterpret_cast<const float *>(Traits::Arch::dynamic_smem())[row] : 0.f;
+    const float inverse = complete(params, tile, sequence, out_row, mean, max, sum);
+    if (col < params.head_dim_v)
+      *reinterpret_cast<uint2 *>(Rows::out_at(params, tile, sequence, out_row) + col) =
+          make_uint2(pack(out.x * inverse, out.y * inverse), pack(out.z * inverse, out.w * inverse));
+    if (params.softmax_lse && col == 0) *Rows::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
   }
+
+  // The row's maximum and sum become those of softmax_lse. Returns what its O has to be multiplied with.
   SDPA_DEVICE static float complete(const Params &params, const WorkTile &tile, const Sequence &sequence, int out_row,
                                     float mean, float &max, float &sum) {
-    if (out_row >= sequence.seqlen_q) sum = 0.f;
     max += SoftmaxState::kLseShift + mean;
-    const float scale = fmha_fwd::Epilogue<Traits>::with_sink(params, tile, sequence, out_row, max, sum);
+    const float scale = Rows::with_sink(params, tile, sequence, out_row, max, sum);
     return SoftmaxState::inverse(sum) * (scale * SoftmaxState::kOutScale);
   }
 
   SDPA_DEVICE static uint32_t pack(float x, float y) {
-    return arch::pack<typename Traits::Element>(Epilogue<Traits>::cut(x), Epilogue<Traits>::cut(y));
+    return arch::pack<Element>(Epilogue<Traits>::cut(x), Epilogue<Traits>::cut(y));
   }
 };
 
@@ -58,7 +68,7 @@ struct SplitEpilogue {
   SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                      const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
                                      SoftmaxState &softmax) {
-    const Merge merged(smem + Traits::kOffsetK, tOrO, softmax);
+    Merge merged(smem + Traits::kOffsetK, tOrO, softmax);
     if (split.num_active == 1) {
       store_merged(params, tile, sequence, merged);
       return;
@@ -71,16 +81,17 @@ struct SplitEpilogue {
       if (merged.group == 0) store_means(params, tile, sequence, merged, reinterpret_cast<float *>(smem));
       Arch::syncthreads();  // the mean logits are in shared memory
     }
-    Parts::merge_parts(params, tile, sequence, first_part, split.num_active, num_rows, smem);
+    Parts::merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
  private:
   // A tile that no other CTA has a part of.
   SDPA_DEVICE static void store_merged(const Params &params, const WorkTile &tile, const Sequence &sequence,
-                                       const Merge &merged) {
+                                       Merge &merged) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
       const int out_row = tile.m_block * kBlockM + merged.row(i);
+      if (out_row >= sequence.seqlen_q) merged.clear(i);  // it may be NaN
       float max = merged.row_max[i], sum = merged.row_sum[i];
       const float mean = Ends::needs_mean(params) ? mean_logit(params, tile, sequence, merged, i) : 0.f;
       const float inverse = Ends::complete(params, tile, sequence, out_row, mean, max, sum);

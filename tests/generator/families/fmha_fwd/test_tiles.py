@@ -59,7 +59,7 @@ def test_release_is_the_whole_product_of_its_tables() -> None:
         here = [c for c in kernels if c.head_dim == head_dim]
         split, others = ({c.tile for c in here if c.split is is_split} for is_split in (True, False))
         assert 2 <= len(others) <= 7, f"compile time: head_dim {head_dim} has {len(others)} tiles"
-        assert len(split - others) <= 2, f"compile time: head_dim {head_dim} has {len(split)} split tiles"
+        assert len(split - others) <= 3, f"compile time: head_dim {head_dim} has {len(split)} split tiles"
     due = set()
     for table, head_dims, variants in (
         (module.PLAIN_TILES, HEAD_DIMS, ["", "_causal"]),
