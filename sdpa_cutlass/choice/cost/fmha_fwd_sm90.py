@@ -12,9 +12,11 @@ H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that
 were within 6 %. Since Q has two buffers, what a further tile costs is fitted to 80 measurements on an H100
 (benchmarks/results/tuning/2026-11-25-h100-orders.json), of which half are within 4.3 %. What general kernels
 cost more was fitted to `benchmarks.compare_kernels` on the H200.
-Masks and dropout are predictions: nothing of them was measured in this family. Their instructions, counted in
-the machine code, are taken to run under nothing; and where all SMs read a mask and K and V, these come at the
-rate that K and V alone were read from the L2 cache.
+What masks cost was fitted to 72 problems on the H200
+(benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json); a boolean mask is priced between one whose blocks
+are all true and a dense one, which is 10 % dearer. Where all SMs read a mask and K and V, these come at the rate
+that K and V alone were read from the L2 cache. Dropout is a prediction: its instructions, counted in the machine
+code, are taken to run under nothing, and to cost a block as much besides as masks do.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
@@ -51,10 +53,10 @@ _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wai
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
 _ALU_PER_CLOCK = 128
-# Instructions of a score in a loop's machine code, on the usual way through it: half a load, and a test and a
-# selection, or a conversion and a multiply-add; of dropout what its loop has more, 303 for 64 scores.
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 2.9, MaskType.F16: 2.6, MaskType.BF16: 2.6, MaskType.F32: 1.6}
+# Instructions of a score; of dropout what its loop has more, 303 for 64 scores.
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
 _DROPOUT_ALU_PER_SCORE = 4.8
+_MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _MASK_BYTES = {MaskType.BOOL: 1, MaskType.F16: 2, MaskType.BF16: 2, MaskType.F32: 4}
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
@@ -89,11 +91,11 @@ class FmhaFwdSm90(Model):
         scores = kernel.block_m * kernel.block_n  # of a block
         self._loads = 0.0  # of a block, in clocks
         if problem.mask is not None:
-            self._block += scores * _MASK_ALU_PER_SCORE[problem.mask] / _ALU_PER_CLOCK
+            self._block += scores * _MASK_ALU_PER_SCORE[problem.mask] / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
             loaded = scores * _MASK_BYTES[problem.mask] + 4 * kernel.block_n * kernel.head_dim
             self._loads = loaded / _L2_BYTES_PER_CLOCK
         if problem.has_dropout:
-            self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK
+            self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
         if kernel.is_general:
             self._tile += _GENERAL_TILE_CYCLES
