@@ -53,9 +53,9 @@ _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wai
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
 _ALU_PER_CLOCK = 128
-# Instructions of a score; of dropout what its loop has more, 303 for 64 scores.
+# Instructions of a score; of dropout what its loop has more, 275 for 64 scores.
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
-_DROPOUT_ALU_PER_SCORE = 4.8
+_DROPOUT_ALU_PER_SCORE = 4.3
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _MASK_BYTES = {MaskType.BOOL: 1, MaskType.F16: 2, MaskType.BF16: 2, MaskType.F32: 4}
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
