@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 FILES = sorted(path for folder in ("", "quantised", "backward") for path in (RESULTS / folder).glob("*.json"))
 LEAST_ROWS = {"fmha_fwd_q8": 12, "fmha_bwd": 12}  # of other families 50
+UNMEASURED = ("fmha_bwd_fused",)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,11 @@ def found(committed: list[Results]) -> dict[str, Quality]:
 
 @pytest.mark.parametrize(
     ("family", "suite"),
-    [*((family.value, "") for family in MODELS), ("fmha_fwd", ", decode"), ("unfused", ", decode")],
+    [
+        *((family.value, "") for family in MODELS if family.value not in UNMEASURED),
+        ("fmha_fwd", ", decode"),
+        ("unfused", ", decode"),
+    ],
 )
 def test_every_familys_model_is_good_on_the_committed_results(
     family: str, suite: str, found: dict[str, Quality]
@@ -69,7 +74,7 @@ def test_a_model_that_is_off_is_found(
 
 def test_which_families_are_without_measurements(committed: list[Results]) -> None:
     """Such a family is in no choice: see its cost model."""
-    assert model_quality.unmeasured(committed) == ["fmha_bwd_fused"]
+    assert model_quality.unmeasured(committed) == list(UNMEASURED)
     assert not fmha_bwd_fused.IS_CHOSEN
 
 
