@@ -36,6 +36,7 @@ class QuantisedRecipe:
     """
 
     kernel: KernelInfo
+    num_splits: int
     sizes: tuple[int, int, int, int, int]
     kind: str
     causal: Causal | None
@@ -83,13 +84,15 @@ def quantised_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> QuantisedRecip
     heads_kv, keys = draw(st.integers(1, 2)), draw(st.integers(_FEWEST_KEYS, 900))
     batch, heads = draw(st.integers(1, 3)), heads_kv * draw(st.integers(1, 3))
     lengths = st.lists(st.integers(_FEWEST_KEYS, keys), min_size=batch, max_size=batch).map(tuple)
+    kernel = draw(st.sampled_from(rows))
     return QuantisedRecipe(
-        kernel=draw(st.sampled_from(rows)),
+        kernel=kernel,
+        num_splits=draw(st.integers(1, 9)) if kernel.is_split else 0,
         sizes=(batch, heads, heads_kv, draw(st.integers(32, 300)), keys),
         kind=draw(st.sampled_from(FAMILIES)),
         causal=draw(_CAUSAL),
         lengths_k=draw(st.none() | lengths),
-        mask_has=draw(st.none() | st.tuples(*[st.booleans()] * 3)),
+        mask_has=draw(st.none() | st.tuples(*[st.booleans()] * 3)) if kernel.mask_types else None,
         mask_dtype=draw(st.sampled_from(MASK_DTYPES)),
         bshd=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
@@ -132,8 +135,8 @@ def gradient_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> GradientRecipe:
     )
 
 
-def _kernel(context: Context, row: KernelInfo, seed: int) -> TestedKernel:
-    kernel = TestedKernel(context.device, row)
+def _kernel(context: Context, row: KernelInfo, seed: int, num_splits: int = 0) -> TestedKernel:
+    kernel = TestedKernel(context.device, row, num_splits)
     if context.device == "cpu":
         kernel.library.host_configure(schedule_seed=seed, num_threads=HOST_THREADS)
     return kernel
@@ -141,7 +144,7 @@ def _kernel(context: Context, row: KernelInfo, seed: int) -> TestedKernel:
 
 def run_quantised(context: Context, recipe: QuantisedRecipe) -> None:
     """Raises AssertionError when the contract is broken."""
-    kernel = _kernel(context, recipe.kernel, recipe.seed)
+    kernel = _kernel(context, recipe.kernel, recipe.seed, recipe.num_splits)
     tensors = family(recipe.kind, *recipe.sizes, kernel.info.head_dim, seed=recipe.seed)
     q, k, v = (tensor.to(kernel.device, kernel.dtype) for tensor in tensors)
     lengths, mask = Lengths(seqlens=recipe.lengths_k), recipe.mask(kernel.device)

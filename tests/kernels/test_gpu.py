@@ -12,6 +12,7 @@ from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel, random_inputs, run_kernel
 from tests.kernels.masks import mask_dtypes, random_mask
 from tests.kernels.numerics import check_numerics
+from tests.kernels.test_quantized import check_contract
 
 pytestmark = pytest.mark.gpu
 
@@ -135,3 +136,16 @@ def test_repeated_runs_of_splits_give_the_same_bits(split_kernel: TestedKernel) 
                 out, lse = run_case(kernel, case)
                 assert torch.equal(out, expected)
                 assert torch.equal(lse, expected_lse)
+
+
+@pytest.mark.kernels(device="cuda", split=True, splits=(1,))
+@pytest.mark.parametrize("sizes", DECODING, ids=str)
+def test_decoding_in_8_bits(quantized_kernel: TestedKernel, sizes: tuple[int, int, int, int, int]) -> None:
+    """The contract, and the same bits in every run."""
+    case = decoding_case(quantized_kernel, sizes)
+    for num_splits in (1, 2, 16, 100):
+        kernel = quantized_kernel.with_splits(num_splits)
+        check_contract(kernel, case)
+        expected = run_case(kernel, case)
+        for _ in range(10):
+            assert all(map(torch.equal, expected, run_case(kernel, case)))
