@@ -128,3 +128,73 @@ SIMT_CASE(arrival_behind_too_little) {
                                }),
                     "of thread 40 behind the kernel's start: no fence lies in between");
 }
+
+namespace {
+
+// Each block adds to what the one with the ticket before left, twice: a barrier that is missing is found in every order.
+struct Turns {
+  uint32_t tickets = 0;
+  uint32_t turns[2] = {};
+  int sums[2][kThreads] = {};
+};
+
+struct TurnSteps {
+  bool first_await = true;
+  bool second_await = true;
+  bool barrier = true;  // behind the second store
+};
+
+sdpa::Status take_turns(const TurnSteps &steps, Turns &room) {
+  return run_kernel(kBlocks, kThreads, 16, [&] {
+    const int tid = thread_idx();
+    int *const shared = reinterpret_cast<int *>(dynamic_smem());
+    if (tid == 0) *shared = int(increment(&room.tickets));
+    syncthreads();
+    const uint32_t ticket = uint32_t(*shared);
+    for (int i = 0; i < 2; ++i) {
+      if (tid == 40 && (i == 0 ? steps.first_await : steps.second_await)) await(&room.turns[i], ticket);
+      syncthreads();
+      store_device(&room.sums[i][tid], load_device(&room.sums[i][tid]) + 1);
+      if (i == 0 || steps.barrier) syncthreads();
+      if (tid == 0) announce(&room.turns[i], ticket + 1);
+    }
+  });
+}
+
+}  // namespace
+
+SIMT_CASE(turns_are_taken_in_the_order_of_tickets) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    for (int num_threads : {1, 3}) {
+      const Configured configured(seed, num_threads);
+      Turns room;
+      CHECK_OK(take_turns({}, room));
+      for (const auto &sums : room.sums)
+        for (const int sum : sums) CHECK(sum == kBlocks);
+    }
+  }
+}
+
+SIMT_CASE(what_nobody_awaited_is_not_read) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    TurnSteps steps;
+    steps.first_await = false;
+    Turns room;
+    CHECK_BROKEN_RULE(take_turns(steps, room), "load_device: reads what other blocks leave");
+    steps = {};
+    steps.second_await = false;  // the first one's was announced: what it covered has been read
+    Turns other;
+    CHECK_BROKEN_RULE(take_turns(steps, other), "load_device: reads what other blocks leave");
+  }
+}
+
+SIMT_CASE(announcement_without_a_barrier) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    TurnSteps steps;
+    steps.barrier = false;
+    Turns room;
+    CHECK_BROKEN_RULE(take_turns(steps, room), "no barrier lies in between");
+  }
+}
