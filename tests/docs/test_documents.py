@@ -63,7 +63,7 @@ def test_no_path_of_somebodys_machine(document: Path) -> None:
     assert re.findall(r"(?<![\w.$}/])/(?:home|root|work|tmp|Users)/\S*", text) == []
 
 
-MADE = re.compile(r"<!-- (results|semantics|output):.*?<!-- end \1 -->", re.DOTALL)
+MADE = re.compile(r"<!-- (results|semantics|output|models):.*?<!-- end \1 -->", re.DOTALL)
 LONGEST_PAGE = 300  # lines that a person wrote
 
 
