@@ -36,13 +36,6 @@ def _alone(name: str, old: str, new: str, defect: str, *, header: str) -> Mutant
 
 
 SPLITS: tuple[Mutant, ...] = (
-    _split(
-        "empty_rows_may_be_nan",
-        "        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN\n",
-        "",
-        "rows behind a sequence's length become NaN where a value of the sequence is",
-        Check.IDENTITIES,
-    ),
     # ---- without KV groups ----
     _alone(
         "reads_one_row_too_few",
@@ -253,10 +246,17 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "rows_beyond_a_length",
-        "      if (out_row >= sequence.seqlen_q) sum = 0.f;\n",
-        "",
+        "      if (out_row >= sequence.seqlen_q) {\n        sum = 0.f;",
+        "      if (false) {\n        sum = 0.f;",
         "rows beyond a sequence's length are not 0 and -inf",
         Check.NUMERICS,
+    ),
+    _split(
+        "empty_rows_may_be_nan",
+        "        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN\n",
+        "",
+        "rows behind a sequence's length become NaN where a value of the sequence is",
+        Check.IDENTITIES,
     ),
     _split(
         "columns_beyond_head_dim",
