@@ -14,9 +14,9 @@ were within 6 %. Since Q has two buffers, what a further tile costs is fitted to
 cost more was fitted to `benchmarks.compare_kernels` on the H200.
 What masks cost was fitted to 72 problems on the H200
 (benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json); a boolean mask is priced between one whose
-blocks are all true and a dense one. Where all SMs read a mask and K and V, these come at the rate that K and V
-alone were read from the L2 cache. Dropout is a prediction: its instructions, counted in the machine code, are
-taken to run under nothing, and to cost a block as much besides as masks do.
+blocks are all true and a dense one. Where all SMs read a mask and K and V, these come at the rate that K and
+V alone were read from the L2 cache. Dropout is a prediction: its instructions, counted in the machine code,
+are taken to run under nothing, and to cost a block as much besides as masks do.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
