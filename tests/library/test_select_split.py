@@ -28,7 +28,7 @@ from sdpa_cutlass.cli.suites import SUITES, Case
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Op
+from sdpa_cutlass.library.registry import Accuracy, Op
 from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import ATTENTION_DTYPES
 from tests.library.cards import made_card
@@ -83,7 +83,7 @@ def first(task: Problem, device: DeviceInfo) -> tuple[KernelInfo, int]:
 
 
 def split_rows(**fields: object) -> list[KernelInfo]:
-    rows = [row for row in kernels(Target.HOST) if row.is_split]
+    rows = [row for row in kernels(Target.HOST) if row.is_split and row.accuracy is Accuracy.EXACT]
     return [row for row in rows if all(getattr(row, name) == value for name, value in fields.items())]
 
 
