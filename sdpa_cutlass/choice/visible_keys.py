@@ -6,7 +6,11 @@ last row, which sees the most. Under a window it begins with the first key of it
 
 from __future__ import annotations
 
-from ..problem import Problem
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..problem import Problem
+
 
 _MAX_SAMPLES = 64  # rows of tiles looked at to average a causal mask
 _MAX_WINDOW_SAMPLES = 8  # they differ little

@@ -266,11 +266,8 @@ def test_every_family_of_attention_has_a_cost_model() -> None:
         family.name for family in FAMILIES if family.kernel.op in ops
     }
     assert {family.value for family in Family} == {family.name for family in FAMILIES}
-    package = "sdpa_cutlass.choice.cost"
-    for family, model in MODELS.items():  # that of bytes is one of two
-        is_one_of_two = family is Family.FMHA_FWD_Q8
-        wanted = package if is_one_of_two else f"{package}.{family.value}"
-        assert getattr(model, "__module__", None) == wanted
+    for family, model in MODELS.items():
+        assert getattr(model, "__module__", None) == f"sdpa_cutlass.choice.cost.{family.value}"
 
 
 @pytest.mark.parametrize("asked", Family, ids=lambda family: family.value)

@@ -334,7 +334,7 @@ MUTANTS = (
     PythonMutant(
         name="quantised_splits_wait_for_others",
         defect="more CTAs share the keys of a tile than run at once",
-        file="choice/cost/fmha_fwd_q8_split.py",
+        file="choice/cost/fmha_fwd_q8.py",
         old="most = min(sms * self._resident // tiles, blocks // groups, _MAX_SPLITS)",
         new="most = min(blocks // groups, _MAX_SPLITS)",
         tests="tests/library/test_select_split_quantised.py::test_decoding_takes_them",

@@ -1,5 +1,4 @@
-"""How long a kernel should take: one model a family, in a module of its name; split quantised
-kernels have one of their own.
+"""How long a kernel should take: one model a family, in a module of its name.
 
 model_of(kernel, problem, device)   what prices `kernel` for all problems of a kind
 estimate(kernel, problem, device)   all that there is to say about one problem
@@ -16,8 +15,7 @@ from ...problem import Problem
 from .fmha_bwd import FmhaBwd
 from .fmha_bwd_fused import FmhaBwdFused
 from .fmha_fwd import FmhaFwd
-from .fmha_fwd_q8 import FmhaFwdQ8
-from .fmha_fwd_q8_split import FmhaFwdQ8Split
+from .fmha_fwd_q8 import model as fmha_fwd_q8_model
 from .fmha_fwd_sm90 import FmhaFwdSm90
 from .model import Estimate, Model
 from .unfused import Unfused
@@ -25,15 +23,11 @@ from .unfused import Unfused
 __all__ = ["MODELS", "Estimate", "Model", "estimate", "model_of"]
 
 
-def _quantised(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
-    return (FmhaFwdQ8Split if kernel.is_split else FmhaFwdQ8)(kernel, problem, device)
-
-
 MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
     Family.FMHA_FWD: FmhaFwd,
     Family.FMHA_FWD_SM90: FmhaFwdSm90,
     Family.UNFUSED: Unfused,
-    Family.FMHA_FWD_Q8: _quantised,
+    Family.FMHA_FWD_Q8: fmha_fwd_q8_model,
     Family.FMHA_BWD: FmhaBwd,
     Family.FMHA_BWD_FUSED: FmhaBwdFused,
 }

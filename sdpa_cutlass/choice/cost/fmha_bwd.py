@@ -9,11 +9,16 @@ backward of FlashAttention's shapes at head_dim 64 and 128 (H200, 2026-11-25: tw
 
 from __future__ import annotations
 
-from ...library.device import DeviceInfo
-from ...library.registry import KernelInfo
-from ...problem import Problem
+from typing import TYPE_CHECKING
+
 from ..visible_keys import rows_of_tiles
 from .model import LAUNCH_CYCLES, Model, ceil_div
+
+if TYPE_CHECKING:
+    from ...library.device import DeviceInfo
+    from ...library.registry import KernelInfo
+    from ...problem import Problem
+
 
 _KEYS_PRODUCTS = 4
 _SPLIT_KEYS_PRODUCTS = 5

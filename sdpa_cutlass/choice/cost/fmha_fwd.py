@@ -33,10 +33,9 @@ general kernels are estimates. What counts is the ranking: other cards enter onl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...library.device import DeviceInfo
-from ...library.registry import KernelInfo
-from ...problem import MaskType, Problem
+from ...problem import MaskType
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
 from .model import (
     CTA_CYCLES,
@@ -48,6 +47,11 @@ from .model import (
     Model,
     ceil_div,
 )
+
+if TYPE_CHECKING:
+    from ...library.device import DeviceInfo
+    from ...library.registry import KernelInfo
+    from ...problem import Problem
 
 _ROUND_LATENCY = 300
 _MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)

@@ -10,6 +10,12 @@ prediction:
 in instructions of a warp. The pass is bound by memory: 4 bytes read and 2 written for each key and column of
 K and V, or 3 in all where V keeps its 16 bits. A mask adds instructions to every score, whose numbers are
 estimates, and its bytes. Exact and quantised kernels never compete.
+
+In a round of a split kernel each warp of a CTA takes a block of keys of its own, for 16 rows, whatever of
+them exist; a warp that waits for nobody still takes its own chain of latencies. Next to that every warp loads
+its blocks for itself, which the others share: half of that time counts as not hidden, and so these kernels
+lose where rows are many. The number of splits is that of fmha_fwd: the fastest of those whose CTAs all run at
+once. All of this is a prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +24,16 @@ from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .model import CTA_CYCLES, L2_BYTES_PER_CLOCK, LAUNCH_CYCLES, SMEM_PER_CTA, Model, ceil_div
+from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles
+from .model import (
+    CTA_CYCLES,
+    L2_BYTES_PER_CLOCK,
+    LAUNCH_CYCLES,
+    SMEM_BYTES_PER_CLOCK,
+    SMEM_PER_CTA,
+    Model,
+    ceil_div,
+)
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
 _MMA_CLOCKS = 7.5  # of an mma.sync on that SM
@@ -34,9 +49,16 @@ _MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType
 _PASS_BYTES = {Accuracy.INT8: 6, Accuracy.INT8_QK: 3}  # for a key and a column
 _PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
 _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
+# Of split kernels.
+_CHAIN_CYCLES = 900  # of a block, in which its warp waits
+_LOADING_SHARE = 0.5  # of the time that loads take, next to what is issued
+_MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
+_MAX_SPLITS = 128  # more than in 16 bits: a CTA has half of the bytes
+_REGISTERS_PER_SM = 65536
+_MAX_REGISTERS = 256  # of a thread, as they are allotted
 
 
-def issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None = None) -> float:
+def _issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None = None) -> float:
     """Cycles of an SM for what its warps issue for so many products of 16 rows and a block of keys."""
     scores = 16 * tiles * kernel.block_n
     rate = _REFERENCE_FLOPS_PER_CLOCK / device.mma_flops_per_clock
@@ -52,7 +74,7 @@ def issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskT
     return (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
 
 
-def pass_cycles(kernel: KernelInfo, device: DeviceInfo, problem: Problem) -> float:
+def _pass_cycles(kernel: KernelInfo, device: DeviceInfo, problem: Problem) -> float:
     """Of the pass that makes bytes of K and V."""
     blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
     quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
@@ -64,7 +86,7 @@ class FmhaFwdQ8(Model):
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        self._block = issue_cycles(kernel, device, kernel.block_m // 16, problem.mask)
+        self._block = _issue_cycles(kernel, device, kernel.block_m // 16, problem.mask)
         if problem.mask is not None:
             self._block += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
         self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
@@ -81,7 +103,7 @@ class FmhaFwdQ8(Model):
         # The CTAs of an SM share its rate; the last wave may be a part of one.
         rounds = max(tiles / sms, 1) if self._is_causal else ceil_div(tiles, sms)
         ends = CTA_CYCLES * ceil_div(tiles, sms * self._resident)
-        return 2 * LAUNCH_CYCLES + pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
+        return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
@@ -95,3 +117,90 @@ class FmhaFwdQ8(Model):
         if rows is None:
             return ceil_div(problem.seqlen_k, self.kernel.block_n)
         return rows.all_rounds(self.kernel.block_n) / rows.count
+
+
+class FmhaFwdQ8Split(Model):
+    """CTAs that share the keys of a tile, behind the pass that makes their bytes."""
+
+    def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(kernel, device)
+        groups, head_dim = kernel.kv_groups, kernel.head_dim
+        columns = (
+            2 * head_dim if kernel.accuracy is Accuracy.INT8 else 3 * head_dim
+        )  # bytes of a key and value
+        loads = groups * kernel.block_n * columns / L2_BYTES_PER_CLOCK
+        issue = _issue_cycles(kernel, device, kernel.block_m // 16 * groups)
+        by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
+        by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
+        self._resident = max(1, min(by_smem, by_registers))
+        # Of a round, by the CTAs that share an SM.
+        self._round = [
+            max(count * (issue + _LOADING_SHARE * loads), count * loads, issue + _CHAIN_CYCLES)
+            for count in range(self._resident + 1)
+        ]
+        merge_bytes = 8 * kernel.block_m * ((groups - 1) * head_dim + 8 * groups)
+        self._once = CTA_CYCLES + _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
+        self._meetings: dict[int, list[float]] = {}
+        self.rows_of_a_price = kernel.block_m
+        self.keys_of_a_price = kernel.block_n
+
+    def cost(self, problem: Problem) -> tuple[float, int]:
+        kernel, sms = self.kernel, self.device.sms
+        heads = problem.num_heads_q // problem.num_heads_kv  # in a tile
+        rows = problem.seqlen_q * heads
+        tiles = ceil_div(rows, kernel.block_m) * problem.batch * problem.num_heads_kv
+        limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
+        blocks = ceil_div(problem.seqlen_k, kernel.block_n)
+        if limited_rows is not None:
+            blocks = limited_rows.rounds(0, kernel.block_n)
+        num_splits, meeting = self._split(tiles, blocks, min(rows, kernel.block_m))
+        keys_a_round = kernel.block_n * kernel.kv_groups * num_splits
+        rounds: float = ceil_div(problem.seqlen_k, keys_a_round)
+        if limited_rows is not None:
+            rounds = limited_rows.all_rounds(keys_a_round) / limited_rows.count
+        share = ceil_div(tiles * num_splits, sms)  # of the busiest SM
+        resident = min(share, self._resident)
+        full, rest = divmod(share, resident)
+        cycles = full * (rounds * self._round[resident] + self._once)
+        if rest:
+            cycles += rounds * self._round[rest] + self._once
+        return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + cycles + meeting, num_splits
+
+    def may_split(self, rows: int, heads: int) -> bool:
+        return 2 * ceil_div(rows, self.kernel.block_m) * heads <= self.device.sms * self._resident
+
+    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
+        kernel = self.kernel
+        heads = problem.num_heads_q // problem.num_heads_kv
+        m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
+        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
+        limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
+        if limited_rows is not None:
+            blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
+        computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
+        tiles = m_blocks * problem.batch * problem.num_heads_kv
+        return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
+
+    def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
+        """The CTAs for each tile that should be fastest, and the cycles of their meeting."""
+        groups, sms = self.kernel.kv_groups, self.device.sms
+        most = min(sms * self._resident // tiles, blocks // groups, _MAX_SPLITS)
+        if tiles > MAX_SPLIT_TILES or most < 2:
+            return 1, 0.0
+        meetings = self._meetings.get(rows)
+        if meetings is None:
+            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
+            self._meetings[rows] = meetings
+
+        def cycles(num_splits: int) -> float:
+            share = ceil_div(tiles * num_splits, sms)
+            rounds = ceil_div(blocks, num_splits * groups)
+            return rounds * self._round[min(share, self._resident)] + meetings[num_splits]
+
+        best = min(range(1, most + 1), key=cycles)
+        return best, meetings[best]
+
+
+def model(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
+    """What prices `kernel`."""
+    return (FmhaFwdQ8Split if kernel.is_split else FmhaFwdQ8)(kernel, problem, device)
