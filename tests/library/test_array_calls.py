@@ -258,7 +258,7 @@ def test_no_kernel_needs_a_workspace(way: str, monkeypatch: pytest.MonkeyPatch) 
     split = next(
         row.name
         for row in kernels(Target.HOST)
-        if row.is_split and "_d64_" in row.name and row.dtype is DType.F16
+        if row.is_split and row.serves(Family.FMHA_FWD) and "_d64_" in row.name and row.dtype is DType.F16
     )
     name = split if way == "named" else None
     if way == "forced":
