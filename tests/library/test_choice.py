@@ -220,7 +220,7 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
         problem = made_problem(dtype=row.dtype, head_dim=row.head_dim)
         model = model_of(row, problem, card)
         work = fmha_fwd._work(row, problem, card)
-        shared = fmha_fwd._resident(row, card) if row.kv_groups == 1 else 1
+        shared = fmha_fwd.resident_ctas(row, card) if row.kv_groups == 1 else 1
         for _ in range(300):
             tiles, rows = draw.choice((1, 2, 5, 8, 40, 200, 2000)), draw.randint(1, row.block_m)
             blocks = int(2 ** draw.uniform(0, 12))

@@ -118,11 +118,7 @@ class FmhaFwd(Model):
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        merge = 0.0
-        if kernel.kv_groups > 1:  # all but the own slice of O, and the statistics, written and read
-            merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
-            merge_bytes = 8 * kernel.block_m * merge_floats
-            merge = _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
+        merge = merge_cycles(kernel)
         masking = 0.0
         if problem.is_causal or problem.window is not None:
             masked_scores = ceil_div(kernel.block_m, kernel.block_n) * kernel.block_m * kernel.block_n
@@ -142,7 +138,7 @@ class FmhaFwd(Model):
         self._kv_groups, self._sms = kernel.kv_groups, device.sms
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = KEYS_OF_A_PRICE
-        self._resident = _resident(kernel, device)
+        self._resident = resident_ctas(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
         self._round = self._cycles_of(work)
@@ -308,7 +304,7 @@ class FmhaFwd(Model):
         return best, meetings[best]
 
 
-def _resident(kernel: KernelInfo, device: DeviceInfo) -> int:
+def resident_ctas(kernel: KernelInfo, device: DeviceInfo) -> int:
     """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
     by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
     by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
@@ -344,6 +340,15 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
+
+
+def merge_cycles(kernel: KernelInfo) -> float:
+    """Of a CTA's KV groups: all but the own slice of O, and the statistics, written and read."""
+    if kernel.kv_groups == 1:
+        return 0.0
+    merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
+    merge_bytes = 8 * kernel.block_m * merge_floats
+    return _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
 
 
 def meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:

@@ -24,12 +24,11 @@ from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles
+from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles, merge_cycles, resident_ctas
 from .model import (
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
-    SMEM_BYTES_PER_CLOCK,
     SMEM_PER_CTA,
     Model,
     ceil_div,
@@ -52,10 +51,7 @@ _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
 # Of split kernels.
 _CHAIN_CYCLES = 900  # of a block, in which its warp waits
 _LOADING_SHARE = 0.5  # of the time that loads take, next to what is issued
-_MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
 _MAX_SPLITS = 128  # more than in 16 bits: a CTA has half of the bytes
-_REGISTERS_PER_SM = 65536
-_MAX_REGISTERS = 256  # of a thread, as they are allotted
 
 
 def _issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None = None) -> float:
@@ -125,21 +121,16 @@ class FmhaFwdQ8Split(Model):
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
         groups, head_dim = kernel.kv_groups, kernel.head_dim
-        columns = (
-            2 * head_dim if kernel.accuracy is Accuracy.INT8 else 3 * head_dim
-        )  # bytes of a key and value
-        loads = groups * kernel.block_n * columns / L2_BYTES_PER_CLOCK
+        key_bytes = (2 if kernel.accuracy is Accuracy.INT8 else 3) * head_dim  # and its value's
+        loads = groups * kernel.block_n * key_bytes / L2_BYTES_PER_CLOCK
         issue = _issue_cycles(kernel, device, kernel.block_m // 16 * groups)
-        by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
-        by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
-        self._resident = max(1, min(by_smem, by_registers))
+        self._resident = resident_ctas(kernel, device)
         # Of a round, by the CTAs that share an SM.
         self._round = [
             max(count * (issue + _LOADING_SHARE * loads), count * loads, issue + _CHAIN_CYCLES)
             for count in range(self._resident + 1)
         ]
-        merge_bytes = 8 * kernel.block_m * ((groups - 1) * head_dim + 8 * groups)
-        self._once = CTA_CYCLES + _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
+        self._once = CTA_CYCLES + merge_cycles(kernel)
         self._meetings: dict[int, list[float]] = {}
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n

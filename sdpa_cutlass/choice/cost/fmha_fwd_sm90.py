@@ -57,7 +57,6 @@ _ALU_PER_CLOCK = 128
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
 _DROPOUT_ALU_PER_SCORE = 4.3
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
-_MASK_BYTES = {MaskType.BOOL: 1, MaskType.F16: 2, MaskType.BF16: 2, MaskType.F32: 4}
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
 # Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
@@ -92,7 +91,7 @@ class FmhaFwdSm90(Model):
         self._loads = 0.0  # of a block, in clocks
         if problem.mask is not None:
             self._block += scores * _MASK_ALU_PER_SCORE[problem.mask] / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
-            loaded = scores * _MASK_BYTES[problem.mask] + 4 * kernel.block_n * kernel.head_dim
+            loaded = scores * problem.mask.itemsize + 4 * kernel.block_n * kernel.head_dim
             self._loads = loaded / _L2_BYTES_PER_CLOCK
         if problem.has_dropout:
             self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
