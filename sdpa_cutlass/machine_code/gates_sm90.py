@@ -11,14 +11,15 @@ registers, it serialises the wgmma of a kernel, starts each by itself, and says 
 does not show. What setmaxnreg deals out is no more than the launch gave, and warps use no
 register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
 a row, of which there are two to choose from. Those with masks are a function for each kind, which reads its
-elements in pairs or one by one, and those with dropout read seed and offset.
+elements in pairs or one by one, and those with dropout read seed and offset. What finds the blocks of a
+boolean mask reads 16 bytes at a time, and the loads of kernels for such masks read what it found.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.library.registry import Family, KernelInfo, Takes
 from sdpa_cutlass.machine_code import expected as fused
 from sdpa_cutlass.machine_code.kernels import KernelCode
 from sdpa_cutlass.machine_code.mix import Mix
@@ -32,6 +33,8 @@ _WARPGROUP_ROWS = 64
 _SINK_EX2 = 2  # for each row
 _LENGTH_AND_SINK_BYTES = {2, 4}
 _MASK_RUN = 2  # neighbouring columns of a mask that a thread holds
+_MASK_BLOCKS = "_mask_blocks"  # ends the symbol of the function that finds them
+_MASK_BLOCKS_BYTES = {16}
 
 
 def expected(kernel: KernelInfo) -> dict[str, int]:
@@ -70,8 +73,20 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
         found.append(f"stack is {code.stack_bytes} bytes; it must be 0")
     if code.local_instructions:
         found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
-    found += _register_problems(code, kernel)
+    if wrong := sorted(set(code.mix.widths("LDG")) - _load_widths(kernel, code.name)):
+        found.append(f"loads of {wrong} bytes from global memory other than by TMA")
+    if not code.name.endswith(_MASK_BLOCKS):
+        found += _problems_of_attention(code, kernel)
+    return [f"{code.name}: {problem}" for problem in found]
+
+
+def _problems_of_attention(code: KernelCode, kernel: KernelInfo) -> list[str]:
+    found = _register_problems(code, kernel)
     wanted, counts = expected(kernel), counted(code.mix)
+    if kernel.has_dropout and fused.mask_bytes(kernel, code.name) == 1:
+        # Next to a list of blocks there may be no registers to keep what a row's O is multiplied by.
+        again = counts.get("MUFU.EX2", 0) - wanted["MUFU.EX2"]
+        wanted["MUFU.EX2"] += again if again == _PLACES * _ROWS else 0
     found += [
         f"{counts.get(kind, 0)} {kind}; its tile takes {wanted.get(kind, 0)}"
         for kind in sorted(wanted.keys() | counts.keys())
@@ -79,19 +94,21 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
     ]
     if not code.mix.count(r"UTMALDG"):
         found.append("no UTMALDG: its tiles do not come by TMA")
-    if wrong := sorted(set(code.mix.widths("LDG")) - _load_widths(kernel, code.name)):
-        found.append(f"loads of {wrong} bytes from global memory other than by TMA")
     if not set(code.mix.widths("STG")) <= _LSE_BYTES:
         found.append("stores to global memory other than softmax_lse and by TMA")
-    return [f"{code.name}: {problem}" for problem in found]
+    return found
 
 
 def _load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     """Widths that the loads of one of a row's functions may have, other than TMA's."""
     if not kernel.is_general:
         return set()
+    if symbol.endswith(_MASK_BLOCKS):
+        return _MASK_BLOCKS_BYTES
     element = fused.mask_bytes(kernel, symbol)
     mask = set() if element is None else {element, _MASK_RUN * element}
+    if element == 1:
+        mask |= _MASK_BLOCKS_BYTES
     return _LENGTH_AND_SINK_BYTES | mask | (fused.PHILOX if kernel.has_dropout else set())
 
 
@@ -112,5 +129,6 @@ def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
 
 def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
     """The rows of the family by the symbols of their functions."""
-    hopper = (kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90)
-    return {symbol: kernel for kernel in hopper for symbol in fused.symbols(kernel)}
+    hopper = [kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90]
+    found = {symbol: kernel for kernel in hopper for symbol in fused.symbols(kernel)}
+    return found | {kernel.name + _MASK_BLOCKS: kernel for kernel in hopper if Takes.BOOL in kernel.takes}

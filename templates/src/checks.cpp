@@ -230,6 +230,7 @@ Status check_pointers(const KernelRow &row, const sdpa_params &params) {
   if (reinterpret_cast<uintptr_t>(params.quantized) % kWorkspaceAlignment != 0)
     return make_status(SDPA_INVALID_ARGUMENT, "quantized is %p; it must be a multiple of %zu", params.quantized,
                        static_cast<size_t>(kWorkspaceAlignment));
+  if (params.workspace == nullptr && row.is_workspace_optional) return {};
   return check_workspace(row.info, params, workspace_bytes(row, params));
 }
 

@@ -3,6 +3,7 @@
     fused_kernel     plain fused kernels
     general_kernel   those for masks, lengths and any head_dim, without dropout
     dropout_kernel   the same with dropout
+    listing_kernel   those that find what a boolean mask hides ahead
     split_kernel     those for lengths and any head_dim whose keys several CTAs may share; with one CTA
     lengths_kernel   general ones, and split ones with each of SPLITS
     unfused_kernel   the piped baseline
@@ -29,6 +30,7 @@ from sdpa_cutlass.errors import HostCheckError, LibraryError
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo, Op
+from sdpa_cutlass.problem import MaskType
 from sdpa_cutlass.public.api import kernels
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
@@ -42,6 +44,7 @@ _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "fused_kernel": lambda row: row.serves(Family.FMHA_FWD) and not row.is_general,
     "general_kernel": lambda row: _is_exact(row) and not row.has_dropout and bool(row.mask_types),
     "dropout_kernel": lambda row: _is_exact(row) and row.has_dropout,
+    "listing_kernel": lambda row: row.family is Family.FMHA_FWD_SM90 and MaskType.BOOL in row.mask_types,
     "split_kernel": lambda row: _is_exact(row) and row.is_split,
     "lengths_kernel": lambda row: _is_exact(row) and not row.has_dropout,
     "unfused_kernel": lambda row: row.family is Family.UNFUSED,
@@ -144,6 +147,11 @@ def general_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 @pytest.fixture
 def dropout_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def listing_kernel(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 

@@ -20,7 +20,7 @@ from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Op
 from sdpa_cutlass.library.structs import MAX_TILES, Params
-from sdpa_cutlass.problem import Causal
+from sdpa_cutlass.problem import Causal, MaskType
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
 from tests.kernels.harness import TestedKernel
@@ -58,6 +58,10 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
             part = replace(base, k=base.k[:, :, :size], v=base.v[:, :, :size])
             for shape in ((size,), (rows, 1), (1, 2, rows, size)):
                 yield replace(part, mask=random_mask(dtype, shape, "cpu"))
+    if MaskType.BOOL in info.mask_types:  # shared by heads, over enough keys to look for what it hides ahead
+        longer = random_qkv(kernel, rows, 5 * info.block_n + 16, batch=1)
+        mask = random_mask(torch.bool, (1, 1, rows, 5 * info.block_n + 16), "cpu")
+        yield replace(base, **longer, mask=mask)
     yield replace(
         base,
         causal=Causal.BOTTOM_RIGHT,

@@ -66,8 +66,9 @@ DROPPING = dataclasses.replace(
 )
 
 
-def test_a_row_has_a_function_for_each_kind_of_mask() -> None:
-    names = [MASKED.name, *(f"{MASKED.name}_{mask}" for mask in ("bool", "bias16", "bias32"))]
+def test_a_row_has_a_function_for_each_kind_of_mask_and_one_for_blocks() -> None:
+    words = ("bool", "bias16", "bias32", "mask_blocks")
+    names = [MASKED.name, *(f"{MASKED.name}_{word}" for word in words)]
     assert gates_sm90.rows((INFO, MASKED)) == {INFO.name: INFO, **dict.fromkeys(names, MASKED)}
 
 
@@ -75,11 +76,12 @@ def test_a_row_has_a_function_for_each_kind_of_mask() -> None:
     ("kernel", "mask", "widths"),
     [
         (MASKED, "", {2, 4}),
-        (MASKED, "_bool", {1, 2, 4}),
+        (MASKED, "_bool", {1, 2, 4, 16}),
+        (MASKED, "_mask_blocks", {16}),
         (MASKED, "_bias16", {2, 4}),
         (MASKED, "_bias32", {2, 4, 8}),
         (DROPPING, "", {2, 4, 8}),
-        (DROPPING, "_bool", {1, 2, 4, 8}),
+        (DROPPING, "_bool", {1, 2, 4, 8, 16}),
     ],
 )
 def test_a_masks_function_reads_its_elements_in_pairs_or_one_by_one(

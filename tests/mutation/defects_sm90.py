@@ -11,6 +11,7 @@ _PIPELINE = "fmha_fwd_sm90/pipeline.cuh"
 _KERNEL = "fmha_fwd_sm90/kernel.cuh"
 _LAUNCH = "fmha_fwd_sm90/launch.cuh"
 _MASK = "fmha_fwd_sm90/dense_mask.cuh"
+_BLOCKS = "fmha_fwd_sm90/mask_blocks.cuh"
 
 HOPPER: tuple[Mutant, ...] = (
     # ---- waits, releases, fences ----
@@ -295,6 +296,51 @@ HOPPER: tuple[Mutant, ...] = (
         defect="a negative scale loses its sign where a bias is added",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_mask_blocks_after_a_look",
+        header=_BLOCKS,
+        old="found != (kAnySeen | kAnyHidden)",
+        new="found == 0",
+        defect="a block whose first rows see all of it counts as seen whole",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.IDENTITIES,
+    ),
+    Mutant(
+        name="hopper_blocks_of_one_consumer",
+        header=_LOAD,
+        old="bits.any_seen[0] | bits.any_seen[1];",
+        new="bits.any_seen[0];",
+        defect="blocks that only the second consumer sees are left out",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_seen_whole_by_the_other_consumer",
+        header=_PIPELINE,
+        old="return (word >> (consumer + 2) & 1) != 0;",
+        new="return (word >> (3 - consumer) & 1) != 0;",
+        defect="a consumer leaves out the mask of blocks that the other one sees whole",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_first_block_of_a_run_keeps_o",
+        header=_MAINLOOP,
+        old="        rescale(factors);\n        Slot<Traits::kStages> before = slot;\n",
+        new="        Slot<Traits::kStages> before = slot;\n",
+        defect="O is not rescaled behind blocks that were passed on",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_list_without_an_end",
+        header=_LOAD,
+        old="ListedBlock::kEnd;\n      Arch::mbarrier_arrive(&smem.k_full[slot.index]);\n",
+        new="ListedBlock::kEnd;\n",
+        defect="consumers wait for the block behind the last one",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.RULES,
     ),
     Mutant(
         name="hopper_dropout_of_the_first_keys",

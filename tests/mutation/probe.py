@@ -61,7 +61,7 @@ _OF_SPLITS = (
 )
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
-    Kernels.HOPPER_GENERAL: _GENERAL,
+    Kernels.HOPPER_GENERAL: (*_GENERAL, "test_mask_blocks.py"),
     Kernels.DROPOUT: ("test_dropout.py", "test_large_scores.py", *_GENERAL),
     Kernels.HOPPER_DROPOUT: ("test_dropout.py",),
     Kernels.COMBINE: ("test_merge.py",),

@@ -74,7 +74,8 @@ typedef struct sdpa_params {
   const void *v;
   void *out;
   float *softmax_lse; /* natural log, [batch, num_heads_q, seqlen_q], rows contiguous; may be null */
-  void *workspace;    /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0 */
+  void *workspace;    /* at least sdpa_workspace_bytes(), 256-byte aligned; may be null when that is 0, and for a
+                       * row of fmha_fwd_sm90, which may take longer without */
   uint64_t workspace_bytes;
   /* Counters at which the CTAs of a tile meet. Null: the library's, shared by no launch that may overlap this one. Else
    * SDPA_MAX_SPLIT_TILES zeros that nothing else uses meanwhile; every launch leaves them zero, a failed one too. */

@@ -45,6 +45,7 @@ struct KernelRow {
   // The arguments were checked for null, struct size, dtype and head_dim against `info` before these are called.
   Status (*can_implement)(const sdpa_params &params);
   uint64_t (*workspace_bytes)(const sdpa_params &params);
+  bool is_workspace_optional;  // without one, which is null then, results are the same and may take longer
   // `stream` is a cudaStream_t (unused on the host). The device is already current.
   Status (*launch)(const sdpa_params &params, void *stream);
 

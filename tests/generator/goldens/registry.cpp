@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "e4c23740f13fb41748d0c129de3a2bf3da2c32ec5e995b86fa64db8d5b60c099";
+extern const char *const kGeneratorDigest = "e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -39,4 +39,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST e4c23740f13fb41748d0c129de3a2bf3da2c32ec5e995b86fa64db8d5b60c099)
+set(SDPA_GENERATED_DIGEST e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203)

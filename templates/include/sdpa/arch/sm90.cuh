@@ -163,6 +163,9 @@ struct Sm90 : Sm80 {
 
   // ---- warps and warpgroups ----
   // True for one lane of the warp.
+  // Of a word that is not 0.
+  SDPA_DEVICE static int highest_bit(uint32_t word) { return 31 - __clz(static_cast<int>(word)); }
+
   SDPA_DEVICE static bool elect() { return cute::elect_one_sync() != 0; }
   template <int N>
   SDPA_DEVICE static void increase_registers() {

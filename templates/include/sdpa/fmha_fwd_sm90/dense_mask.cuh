@@ -7,8 +7,8 @@
 // accumulator: two rows, and two neighbours of every 8 columns. As many of them as kMaskPairsAhead are asked for before
 // the products that make the scores, under which they arrive, the rest behind those. attention/dense_mask.cuh takes keys
 // in another order, for longer loads; here TMA brings K and V as they lie.
-// Where a boolean mask is all true for a warp it costs no selection. A block of it that is all false is computed all the
-// same: its products are the warpgroup's, and a way around the softmax alone takes registers that there are not.
+// Where a boolean mask is all true for a warp it costs no selection. What is so for a whole block is known before: see
+// mask_blocks.cuh.
 #pragma once
 
 #include <cstring>

@@ -6,7 +6,8 @@
 // Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
 // run time, and take lengths, packed sequences, a window and sinks. Their tiles are unlike each other, and some lie
 // beyond their sequence: each has a CTA of its own. Those with two consumers have a function for each kind of mask, so
-// that none has to keep registers for the others, and a variant with dropout.
+// that none has to keep registers for the others, and a variant with dropout. What a boolean mask hides is found ahead
+// (mask_blocks.cuh).
 //
 // One warp loads tiles by TMA (tile_load.cuh); two or three warpgroups compute 64 rows each with wgmma (mainloop.cuh) and
 // store them (epilogue.cuh). They meet at the barriers of pipeline.cuh, never at one of the whole CTA. kernel_traits.cuh
@@ -15,6 +16,7 @@
 
 #include "sdpa/fmha_fwd_sm90/epilogue.cuh"
 #include "sdpa/fmha_fwd_sm90/mainloop.cuh"
+#include "sdpa/fmha_fwd_sm90/mask_blocks.cuh"
 #include "sdpa/fmha_fwd_sm90/tile_load.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {

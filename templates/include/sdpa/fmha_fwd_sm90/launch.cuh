@@ -151,10 +151,49 @@ Status make_ragged_map(typename Traits::Arch::TensorMap &map, Steps &steps, Ragg
                                        Traits::kSwizzleBytes);
 }
 
+// ---- what is found of a boolean mask ahead of the kernel ----
+
+// It pays where several heads share a mask of more than a few blocks, which 16 bytes at a time can be read of.
+template <class Traits>
+bool may_find_mask_blocks(const sdpa_params &p) {
+  constexpr int kMinKeys = 4 * Traits::kBlockN;
+  const bool is_shared = p.num_heads_q > 1 && p.mask_stride[1] == 0;
+  const int64_t strides = (p.batch > 1 ? p.mask_stride[0] : 0) | (p.seqlen_q > 1 ? p.mask_stride[2] : 0);
+  return static_cast<MaskType>(p.mask_type) == MaskType::kBool && is_shared && p.seqlen_k >= kMinKeys &&
+         p.mask_stride[3] == 1 && (strides | p.seqlen_k) % 16 == 0;
+}
+
+template <class Traits>
+MaskBlocksRef mask_blocks(const sdpa_params &p) {
+  MaskBlocksRef ref = {};
+  const auto up = [](int value, int by) { return (value + by - 1) / by; };
+  ref.words = static_cast<uint4 *>(p.workspace);
+  ref.groups = up(up(p.seqlen_k, Traits::kBlockN), kBlocksOfAGroup);
+  ref.tiles_per_mask = up(p.seqlen_q, Traits::kBlockM);
+  ref.tiles_per_batch = p.batch > 1 && p.mask_stride[0] != 0 ? ref.tiles_per_mask : 0;
+  return ref;
+}
+
+// A CTA finds those of one.
+inline int64_t num_mask_groups(const MaskBlocksRef &ref, int batch) {
+  return int64_t{ref.groups} * ref.tiles_per_mask * (ref.tiles_per_batch > 0 ? batch : 1);
+}
+
+template <class Traits>
+uint64_t workspace_bytes(const sdpa_params &p) {
+  if (!may_find_mask_blocks<Traits>(p)) return 0;
+  return static_cast<uint64_t>(num_mask_groups(mask_blocks<Traits>(p), p.batch)) * sizeof(uint4);
+}
+
 template <class Traits>
 Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
   set_general_params<Traits>(params, p);
   if constexpr (Traits::kHasMask) params.mask = to_mask(p, Traits::kMaskRun);
+  if constexpr (Traits::kListsBlocks) {
+    const bool is_aligned = reinterpret_cast<uintptr_t>(p.mask) % 16 == 0;
+    if (p.workspace != nullptr && is_aligned && may_find_mask_blocks<Traits>(p))
+      params.mask_blocks = mask_blocks<Traits>(p);
+  }
   if constexpr (Traits::kHasBias) {  // it meets scores that were scaled, with their sign
     params.softmax_scale_log2 = kLog2e;
     params.mask.scores_scale = p.softmax_scale;
@@ -200,11 +239,13 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
   return status;
 }
 
-// A compiled function and what it was compiled for.
-template <class Traits_, void (*kKernel_)(typename Traits_::Params)>
+// A compiled function, what it was compiled for, and one that is launched ahead of it where its Params ask for that.
+template <class Traits_, void (*kKernel_)(typename Traits_::Params),
+          void (*kFirst_)(typename Traits_::Params) = nullptr>
 struct Function {
   using Traits = Traits_;
   static constexpr auto kKernel = kKernel_;
+  static constexpr auto kFirst = kFirst_;
 };
 
 template <class Function>
@@ -217,6 +258,12 @@ Status launch_function(const sdpa_params &p, void *stream) {
     status = to_general_params<Traits>(params, p);
   } else {
     status = to_params<Traits>(params, p);
+  }
+  if constexpr (Traits::kListsBlocks) {
+    if (status.ok() && params.mask_blocks.words != nullptr)
+      status = Traits::Arch::launch(Function::kFirst, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),
+                                    Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params,
+                                    stream);
   }
   if (!status.ok()) return status;
   return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads,
@@ -256,7 +303,7 @@ constexpr uint64_t takes() {
 template <class First, class... Others, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   using Traits = typename First::Traits;
-  static_assert(sizeof...(Others) < kMaxFunctions);
+  static_assert(sizeof...(Others) + (sizeof...(Others) > 0) < kMaxFunctions);
   static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
                 "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
@@ -264,11 +311,15 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;
-  row.workspace_bytes = [](const sdpa_params &) -> uint64_t { return 0; };
+  row.workspace_bytes = workspace_bytes<Traits>;
+  row.is_workspace_optional = true;
   row.launch = launch<First, Others...>;
   row.functions[0] = reinterpret_cast<const void *>(First::kKernel);
   int index = 1;
   ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
+  const void *const first[] = {nullptr, reinterpret_cast<const void *>(Others::kFirst)...};
+  for (const void *function : first)
+    if (function != nullptr) row.functions[index++] = function;
   row.threads = Traits::kThreads;
   return row;
 }

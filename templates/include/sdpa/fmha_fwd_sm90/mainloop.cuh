@@ -5,6 +5,7 @@
 // Q Kᵀ of block n and P V of block n + 1 are queued together, and the softmax of block n runs under P V. The turn at the
 // tensor cores is held while both are queued. O is rescaled behind the wait, so no accumulator is touched in flight. A
 // general kernel may add a dense mask to the scores, asked for before Q Kᵀ, and drop elements of P, also under P V.
+// Under a boolean mask the loads say which blocks there are: those that are hidden from the whole tile are not.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -107,7 +108,7 @@ struct Mainloop {
     }();
 
     // S → P, both in the registers of S; factors of what O is to be rescaled with.
-    const auto exponentiate = [&](auto &tSrS, int n_block, auto &factors) SDPA_INLINE_LAMBDA {
+    const auto exponentiate = [&](auto &tSrS, int n_block, bool may_be_hidden, auto &factors) SDPA_INLINE_LAMBDA {
       Tensor scores = make_tensor(tSrS.data(), wgmma_rows_cols(tSrS.layout()));  // (2, cols)
       if constexpr (Traits::kHasBias) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
       if (n_block >= first_special || (Traits::kMayHaveWindow && n_block < last_special)) {
@@ -124,7 +125,9 @@ struct Mainloop {
         }
       }
       fill(factors, 1.f);
-      if constexpr (Traits::kMask == MaskKind::kBool) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
+      if constexpr (Traits::kMask == MaskKind::kBool) {
+        if (may_be_hidden) mask.apply(scores, tScS, n_block * kBlockN, seqlen_k);
+      }
       softmax.template update<Traits::kHasBias>(scores, factors, params.softmax_scale_log2);
     };
     const auto convert_p = [&](auto &tSrS) SDPA_INLINE_LAMBDA {
@@ -175,6 +178,88 @@ struct Mainloop {
       slot.advance();
     };
 
+    Tensor factors = make_tensor<float>(Shape<_2, _1>{});
+    // P of the block in `slot`, with no P V to queue. Where blocks are listed, its K is visible.
+    const auto first_p = [&](int n_block, bool may_be_hidden) SDPA_INLINE_LAMBDA {
+      if constexpr (Traits::kHasMask) {
+        if (may_be_hidden) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
+      }
+      Tensor tSrS = make_scores();
+      if constexpr (!Traits::kListsBlocks)
+        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Turn<Traits>::wait(consumer);
+      queue_qk(tSrS, slot.index);
+      Turn<Traits>::pass(consumer);
+      Arch::template wgmma_wait<0>();
+      Arch::fence_operand(tSrS);
+      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      exponentiate(tSrS, n_block, may_be_hidden, factors);
+      if constexpr (Traits::kHasDropout) {
+        drop_p(tSrS, n_block, [] {});
+      } else {
+        convert_p(tSrS);
+      }
+    };
+    // The same behind a block that the warpgroup saw, with P V of that one.
+    const auto next_p = [&](int n_block, bool may_be_hidden, const Slot<Traits::kStages> &before) SDPA_INLINE_LAMBDA {
+      if constexpr (Traits::kHasMask) {
+        if (may_be_hidden) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
+      }
+      Tensor tSrS = make_scores();
+      if constexpr (!Traits::kListsBlocks)
+        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Turn<Traits>::wait(consumer);
+      queue_qk(tSrS, slot.index);
+      Arch::mbarrier_wait(&smem.v_full[before.index], before.phase);  // V(n + 1) is visible
+      queue_pv(before.index);
+      Turn<Traits>::pass(consumer);
+      Arch::template wgmma_wait<1>();  // S(n), while P V of block n + 1 goes on
+      Arch::fence_operand(tSrS);
+      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      exponentiate(tSrS, n_block, may_be_hidden, factors);
+      if constexpr (Traits::kHasDropout) {
+        drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });
+      } else {
+        wait_pv(before.index);
+        convert_p(tSrS);
+      }
+      rescale(factors);
+    };
+    const auto last_pv = [&](const Slot<Traits::kStages> &last) SDPA_INLINE_LAMBDA {
+      Arch::mbarrier_wait(&smem.v_full[last.index], last.phase);  // V of the last block is visible
+      queue_pv(last.index);
+      wait_pv(last.index);
+    };
+
+    if constexpr (Traits::kListsBlocks) {
+      // Which block lies in `slot`, whose K is visible then.
+      const auto listed = [&] SDPA_INLINE_LAMBDA {
+        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
+        return ListedBlock{static_cast<int>(Arch::uniform(static_cast<uint32_t>(smem.listed[slot.index])))};
+      };
+      Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
+      ListedBlock block = listed();
+      while (!block.is_end()) {
+        if (!block.is_seen(consumer)) {
+          pass_on();
+          block = listed();
+          continue;
+        }
+        // ---- neighbours in the list, all of which the warpgroup sees ----
+        first_p(block.index(), !block.is_seen_whole(consumer));
+        rescale(factors);
+        Slot<Traits::kStages> before = slot;
+        slot.advance();
+        for (block = listed(); block.is_seen(consumer); block = listed()) {
+          next_p(block.index(), !block.is_seen_whole(consumer), before);
+          before = slot;
+          slot.advance();
+        }
+        last_pv(before);
+      }
+      return;
+    }
+
     int n_block = keys.n_block_max - 1;
     if constexpr (Traits::kMayHaveWindow) {  // rows that see no key have no blocks at all
       for (; n_block >= cute::max(own.n_block_max, keys.n_block_min); --n_block) pass_on();
@@ -186,54 +271,14 @@ struct Mainloop {
       if constexpr (!Traits::kOutInQ) release_unread<Arch>(&smem.q_empty[slot_q.index][consumer]);
       return;
     }
-
-    // ---- the first block ----
-    Tensor factors = make_tensor<float>(Shape<_2, _1>{});
-    {
-      if constexpr (Traits::kHasMask) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
-      Tensor tSrS = make_scores();
-      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
-      Turn<Traits>::wait(consumer);
-      queue_qk(tSrS, slot.index);
-      Turn<Traits>::pass(consumer);
-      Arch::template wgmma_wait<0>();
-      Arch::fence_operand(tSrS);
-      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
-      exponentiate(tSrS, n_block, factors);
-      if constexpr (Traits::kHasDropout) {
-        drop_p(tSrS, n_block, [] {});
-      } else {
-        convert_p(tSrS);
-      }
-    }
-    // ---- the others ----
+    first_p(n_block, true);
     for (--n_block; n_block >= n_block_min; --n_block) {
       const Slot<Traits::kStages> before = slot;  // of block n + 1
       slot.advance();
-      if constexpr (Traits::kHasMask) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
-      Tensor tSrS = make_scores();
-      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
-      Turn<Traits>::wait(consumer);
-      queue_qk(tSrS, slot.index);
-      Arch::mbarrier_wait(&smem.v_full[before.index], before.phase);  // V(n + 1) is visible
-      queue_pv(before.index);
-      Turn<Traits>::pass(consumer);
-      Arch::template wgmma_wait<1>();  // S(n), while P V of block n + 1 goes on
-      Arch::fence_operand(tSrS);
-      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
-      exponentiate(tSrS, n_block, factors);
-      if constexpr (Traits::kHasDropout) {
-        drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });
-      } else {
-        wait_pv(before.index);
-        convert_p(tSrS);
-      }
-      rescale(factors);
+      next_p(n_block, true, before);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
-    Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);                             // V(n_block_min) is visible
-    queue_pv(slot.index);
-    wait_pv(slot.index);
+    last_pv(slot);
     slot.advance();
     if constexpr (Traits::kMayHaveWindow) {
       for (; n_block >= keys.n_block_min; --n_block) pass_on();

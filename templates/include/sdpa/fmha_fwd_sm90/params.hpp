@@ -43,9 +43,18 @@ struct RaggedSteps {
   int32_t batch;  // 0: packed, or broadcast
 };
 
+// What is known of a boolean mask's blocks before they are read: see mask_blocks.cuh.
+struct MaskBlocksRef {
+  uint4 *words;             // [masks][tiles_per_mask][groups], or null: nothing is known
+  int32_t groups;           // of 32 blocks, in a row of tiles
+  int32_t tiles_per_mask;   // rows of tiles
+  int32_t tiles_per_batch;  // 0: batches share a mask
+};
+
 template <class TensorMap>
 struct GeneralParams : Params<TensorMap, sdpa::GeneralParams> {
   RaggedSteps ragged_q, ragged_k, ragged_v, ragged_out;
+  MaskBlocksRef mask_blocks;
 };
 
 }  // namespace sdpa::fmha_fwd_sm90
