@@ -77,10 +77,17 @@ def random_mask(
     seed: int = 0,
     density: float = 0.6,
     layout: str = "dense",
+    block: int = 1,
 ) -> torch.Tensor:
-    """A boolean mask, or a normal bias, that hides all but `density` of its elements (a bias: by -inf)."""
+    """A boolean mask, or a normal bias, that hides all but `density` of its elements (a bias: by -inf).
+
+    `block`: rows, and columns, in a row that are seen or hidden together.
+    """
     generator = torch.Generator().manual_seed(seed)
-    seen = torch.rand(shape, generator=generator) < density
+    coarse = [*shape[:-2], *(-(-size // block) for size in shape[-2:])]
+    seen = torch.rand(coarse, generator=generator) < density
+    for dim, size in enumerate(shape[-2:], -min(len(shape), 2)):
+        seen = seen.repeat_interleave(block, dim).narrow(dim, 0, size)
     if dtype is torch.bool:
         mask = seen
     else:

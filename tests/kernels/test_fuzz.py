@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Accuracy, KernelInfo, Op, Takes
+from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo, Op, Takes
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.general import Case, Lengths, random_qkv, random_sinks
@@ -36,6 +36,7 @@ class MaskRecipe:
     shape: str
     layout: str
     density: float
+    block: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ class Recipe:
                 seed=self.seed,
                 density=self.mask.density,
                 layout=self.mask.layout,
+                block=self.mask.block,
             )
         lengths = [
             Lengths(seqlens=seqlens, cu_seqlens=tuple(ends) if self.packed else None)
@@ -125,13 +127,17 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
     packed = draw(st.booleans())
     shortest = 0 if packed else 1
 
-    def sizes(block: int) -> tuple[int, ...]:
-        size = st.integers(shortest, 20) | st.integers(shortest, 2 * block + 20)
+    def sizes(block: int, *others: st.SearchStrategy[int]) -> tuple[int, ...]:
+        size = st.one_of(st.integers(shortest, 20), st.integers(shortest, 2 * block + 20), *others)
         drawn = [draw(size) for _ in range(batch)] if packed else [draw(size)] * batch
         return tuple(drawn) if any(drawn) else (1, *drawn[1:])
 
     num_splits = draw(st.integers(1, 9)) if kernel.is_split else 0
-    rows, keys = sizes(kernel.block_m), sizes(kernel.block_n * max(num_splits // 2, 1))
+    rows = sizes(kernel.block_m)
+    if kernel.family is Family.FMHA_FWD_SM90 and kernel.mask_types:  # enough to find what a mask hides ahead
+        keys = sizes(kernel.block_n, st.integers(4, 6).map(lambda blocks: blocks * kernel.block_n))
+    else:
+        keys = sizes(kernel.block_n * max(num_splits // 2, 1))
 
     def seqlens(of: tuple[int, ...]) -> tuple[int, ...] | None:
         return draw(st.none() | st.tuples(*(st.integers(-1, size + 3) for size in of)))
@@ -167,6 +173,7 @@ def recipes(draw: st.DrawFn, rows_of_registry: list[KernelInfo]) -> Recipe:
                 shape=st.sampled_from(sorted(MASK_SHAPES)),
                 layout=st.sampled_from(sorted(LAYOUTS)),
                 density=st.sampled_from([1.0, 0.7, 0.2, 0.02]),
+                block=st.sampled_from([1, 32, 128]),
             )
         ),
         p_dropout=draw(p_dropout) if kernel.has_dropout else 0.0,

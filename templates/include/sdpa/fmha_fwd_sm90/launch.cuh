@@ -261,9 +261,9 @@ Status launch_function(const sdpa_params &p, void *stream) {
   }
   if constexpr (Traits::kListsBlocks) {
     if (status.ok() && params.mask_blocks.words != nullptr)
-      status = Traits::Arch::launch(Function::kFirst, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),
-                                    Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params,
-                                    stream);
+      status =
+          Traits::Arch::launch(Function::kFirst, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),
+                               Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params, stream);
   }
   if (!status.ok()) return status;
   return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads,
