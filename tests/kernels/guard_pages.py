@@ -27,6 +27,7 @@ from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import mask_dtypes, random_mask
 
 _PROT_NONE = 0
+_WORKSPACE_ALIGNMENT = 256
 
 
 def fenced(tensor: torch.Tensor, *, at_end: bool) -> torch.Tensor:
@@ -82,7 +83,7 @@ def cases(kernel: TestedKernel) -> Iterator[Case]:
 
 
 def tested_kernels() -> Iterator[TestedKernel]:
-    """Split ones with two numbers of splits; the workspaces of 4 splits end at multiples of 256 bytes."""
+    """Split ones with two numbers of splits."""
     for row in kernels(Target.HOST):
         if row.op is Op.FORWARD and row.is_general:
             for num_splits in (1, 4) if row.is_split else (0,):
@@ -90,12 +91,13 @@ def tested_kernels() -> Iterator[TestedKernel]:
 
 
 def fence_room(kernel: TestedKernel, params: Params, *, at_end: bool) -> list[torch.Tensor]:
-    """Gives a split kernel its workspace and counters between fences: the memory that `params` refers to."""
+    """Gives a kernel its workspace and counters between fences: the memory that `params` refers to."""
     params.num_splits = kernel.num_splits
     params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
     if not params.workspace_bytes:
         return []
-    workspace = fenced(torch.full((params.workspace_bytes,), 0xFF, dtype=torch.uint8), at_end=at_end)
+    room = -(-params.workspace_bytes // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+    workspace = fenced(torch.full((room,), 0xFF, dtype=torch.uint8), at_end=at_end)
     counters = fenced(torch.zeros(MAX_TILES, dtype=torch.int32), at_end=at_end)
     params.workspace, params.split_arrivals = workspace.data_ptr(), counters.data_ptr()
     return [workspace, counters]
