@@ -129,7 +129,7 @@ struct KernelTraits {
     uint64_t q_full[kStagesQ][kConsumers], q_empty[kStagesQ][kConsumers];
     uint64_t k_full[kStages], k_empty[kStages];
     uint64_t v_full[kStages], v_empty[kStages];
-    int listed[kStages];  // which block lies where, where they are listed: see ListedBlock
+    uint32_t listed[kStages];  // which block lies where, where they are listed: see ListedBlock
   };
   static constexpr int kSmemBytes = static_cast<int>(sizeof(SharedStorage));
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_90 gives one CTA at most 227 KB of shared memory");

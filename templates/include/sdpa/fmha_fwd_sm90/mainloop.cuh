@@ -217,6 +217,7 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, may_be_hidden, factors);
+      Arch::keep_order(softmax.row_sum[0] + softmax.row_sum[1]);  // P is made under P V, and not behind it
       if constexpr (Traits::kHasDropout) {
         drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });
       } else {
@@ -235,7 +236,8 @@ struct Mainloop {
       // Which block lies in `slot`, whose K is visible then.
       const auto listed = [&] SDPA_INLINE_LAMBDA {
         Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
-        return ListedBlock{static_cast<int>(Arch::uniform(static_cast<uint32_t>(smem.listed[slot.index])))};
+        const uint32_t word = tid % 32 == 0 ? smem.listed[slot.index] : 0;  // by the lane that releases K
+        return ListedBlock{Arch::uniform(word)};
       };
       Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
       ListedBlock block = listed();
