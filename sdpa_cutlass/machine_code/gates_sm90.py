@@ -35,6 +35,7 @@ _LENGTH_AND_SINK_BYTES = {2, 4}
 _MASK_RUN = 2  # neighbouring columns of a mask that a thread holds
 _MASK_BLOCKS = "_mask_blocks"  # ends the symbol of the function that finds them
 _MASK_BLOCKS_BYTES = {16}
+_MASK_BITS_BYTES = {8, 16}  # of what it found, or of a part of it
 
 
 def expected(kernel: KernelInfo) -> dict[str, int]:
@@ -108,7 +109,7 @@ def _load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     element = fused.mask_bytes(kernel, symbol)
     mask = set() if element is None else {element, _MASK_RUN * element}
     if element == 1:
-        mask |= _MASK_BLOCKS_BYTES
+        mask |= _MASK_BITS_BYTES
     return _LENGTH_AND_SINK_BYTES | mask | (fused.PHILOX if kernel.has_dropout else set())
 
 

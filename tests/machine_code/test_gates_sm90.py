@@ -76,7 +76,7 @@ def test_a_row_has_a_function_for_each_kind_of_mask_and_one_for_blocks() -> None
     ("kernel", "mask", "widths"),
     [
         (MASKED, "", {2, 4}),
-        (MASKED, "_bool", {1, 2, 4, 16}),
+        (MASKED, "_bool", {1, 2, 4, 8, 16}),
         (MASKED, "_mask_blocks", {16}),
         (MASKED, "_bias16", {2, 4}),
         (MASKED, "_bias32", {2, 4, 8}),

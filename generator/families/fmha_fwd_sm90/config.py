@@ -15,7 +15,6 @@ from generator.families.fmha_fwd.config import MaskKind
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64  # query rows that one wgmma covers
 BARRIER_BYTES = 8
-LISTED_BYTES = 4  # that say which block a stage holds
 SMEM_ALIGNMENT = 1024  # of shared memory: eight rows of 128 swizzled bytes
 
 # Rows of O for which there is no room of its own; it leaves through Q's.
@@ -89,7 +88,7 @@ class FmhaFwdSm90(Kernel):
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory: Q (of two tiles where they fit) and O of every consumer, K and V of every
-        stage, barriers, the numbers of blocks.
+        stage, barriers.
         """
         rows = WARPGROUP_ROWS * self.consumers
         q = rows * self.head_dim
@@ -98,8 +97,7 @@ class FmhaFwdSm90(Kernel):
         out = OUT_IN_Q_ELEMENTS if 2 * q + kv > room else q
         stages_q = 2 if out == q and not self.general and 3 * q + kv <= room else 1
         barriers = BARRIER_BYTES * (2 * stages_q * self.consumers + 4 * self.tile.stages)
-        listed = LISTED_BYTES * self.tile.stages
-        used = ELEMENT_BYTES * (stages_q * q + kv + out) + barriers + listed
+        used = ELEMENT_BYTES * (stages_q * q + kv + out) + barriers
         return ceil_div(used, SMEM_ALIGNMENT) * SMEM_ALIGNMENT
 
     @property

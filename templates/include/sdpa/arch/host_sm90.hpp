@@ -116,7 +116,6 @@ struct HostSm90 : Host {
   template <class Tensor>
   static void fence_operand(Tensor &) {}
 
-  static void keep_order(float) {}
   static int highest_bit(uint32_t word) { return 31 - __builtin_clz(word); }
 
   static bool elect() { return simt::elect(); }

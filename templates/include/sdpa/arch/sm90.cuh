@@ -161,11 +161,6 @@ struct Sm90 : Sm80 {
     cute::warpgroup_fence_operand(tensor);
   }
 
-  // What comes before in the source and `value` depends on is not moved behind what comes after. `value` is not negative.
-  SDPA_DEVICE static void keep_order(float value) {
-    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p trap; }" ::"f"(value));
-  }
-
   // ---- warps and warpgroups ----
   // True for one lane of the warp.
   // Of a word that is not 0.

@@ -4,7 +4,7 @@
 // elements, each a multiple of 8 swizzled rows:
 //
 //   | Q kStagesQ x kConsumers x (64 x kHeadDim) | K kStages x (kBlockN x kHeadDim) | V likewise | O of kConsumers, or in
-//   Q's room | barriers | which blocks these are
+//   Q's room | barriers
 //
 // A tile lies in chunks of kSmemCols columns, one TMA box each: chunk c of a tile of R rows starts at element
 // c · R · kSmemCols. V is read as the transposed operand from the same bytes.
@@ -44,7 +44,7 @@ struct KernelTraits {
   static constexpr MaskKind kMask = kMask_;
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
-  static constexpr bool kListsBlocks = kMask == MaskKind::kBool;  // that some row of a tile sees; others are left out
+  static constexpr bool kLeavesBlocksOut = kMask == MaskKind::kBool;  // that the mask hides from all rows of a tile
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr bool kMayHaveWindow = kIsGeneral;
 
@@ -129,7 +129,6 @@ struct KernelTraits {
     uint64_t q_full[kStagesQ][kConsumers], q_empty[kStagesQ][kConsumers];
     uint64_t k_full[kStages], k_empty[kStages];
     uint64_t v_full[kStages], v_empty[kStages];
-    uint32_t listed[kStages];  // which block lies where, where they are listed: see ListedBlock
   };
   static constexpr int kSmemBytes = static_cast<int>(sizeof(SharedStorage));
   static_assert(kSmemBytes <= kMaxSmemBytes, "sm_90 gives one CTA at most 227 KB of shared memory");

@@ -189,7 +189,7 @@ template <class Traits>
 Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
   set_general_params<Traits>(params, p);
   if constexpr (Traits::kHasMask) params.mask = to_mask(p, Traits::kMaskRun);
-  if constexpr (Traits::kListsBlocks) {
+  if constexpr (Traits::kLeavesBlocksOut) {
     const bool is_aligned = reinterpret_cast<uintptr_t>(p.mask) % 16 == 0;
     if (p.workspace != nullptr && is_aligned && may_find_mask_blocks<Traits>(p))
       params.mask_blocks = mask_blocks<Traits>(p);
@@ -259,7 +259,7 @@ Status launch_function(const sdpa_params &p, void *stream) {
   } else {
     status = to_params<Traits>(params, p);
   }
-  if constexpr (Traits::kListsBlocks) {
+  if constexpr (Traits::kLeavesBlocksOut) {
     if (status.ok() && params.mask_blocks.words != nullptr)
       status =
           Traits::Arch::launch(Function::kFirst, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),

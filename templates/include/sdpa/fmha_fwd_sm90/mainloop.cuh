@@ -5,7 +5,7 @@
 // Q Kᵀ of block n and P V of block n + 1 are queued together, and the softmax of block n runs under P V. The turn at the
 // tensor cores is held while both are queued. O is rescaled behind the wait, so no accumulator is touched in flight. A
 // general kernel may add a dense mask to the scores, asked for before Q Kᵀ, and drop elements of P, also under P V.
-// Under a boolean mask the loads say which blocks there are: those that are hidden from the whole tile are not.
+// Blocks that a boolean mask hides from the whole tile are left out, those that it hides from these rows passed on.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -16,6 +16,7 @@
 #include "sdpa/attention/mask.cuh"
 #include "sdpa/attention/softmax.cuh"
 #include "sdpa/fmha_fwd_sm90/dense_mask.cuh"
+#include "sdpa/fmha_fwd_sm90/mask_blocks.cuh"
 #include "sdpa/fmha_fwd_sm90/pipeline.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -179,14 +180,13 @@ struct Mainloop {
     };
 
     Tensor factors = make_tensor<float>(Shape<_2, _1>{});
-    // P of the block in `slot`, with no P V to queue. Where blocks are listed, its K is visible.
+    // P of the block in `slot`, with no P V to queue.
     const auto first_p = [&](int n_block, bool may_be_hidden) SDPA_INLINE_LAMBDA {
       if constexpr (Traits::kHasMask) {
         if (may_be_hidden) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
       }
       Tensor tSrS = make_scores();
-      if constexpr (!Traits::kListsBlocks)
-        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
       Turn<Traits>::wait(consumer);
       queue_qk(tSrS, slot.index);
       Turn<Traits>::pass(consumer);
@@ -206,8 +206,7 @@ struct Mainloop {
         if (may_be_hidden) mask.fetch(tScS, n_block * kBlockN, seqlen_k);
       }
       Tensor tSrS = make_scores();
-      if constexpr (!Traits::kListsBlocks)
-        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
+      Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);  // K(n) is visible
       Turn<Traits>::wait(consumer);
       queue_qk(tSrS, slot.index);
       Arch::mbarrier_wait(&smem.v_full[before.index], before.phase);  // V(n + 1) is visible
@@ -217,7 +216,6 @@ struct Mainloop {
       Arch::fence_operand(tSrS);
       release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, may_be_hidden, factors);
-      Arch::keep_order(softmax.row_sum[0] + softmax.row_sum[1]);  // P is made under P V, and not behind it
       if constexpr (Traits::kHasDropout) {
         drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });
       } else {
@@ -232,28 +230,30 @@ struct Mainloop {
       wait_pv(last.index);
     };
 
-    if constexpr (Traits::kListsBlocks) {
-      // Which block lies in `slot`, whose K is visible then.
-      const auto listed = [&] SDPA_INLINE_LAMBDA {
-        Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
-        const uint32_t word = tid % 32 == 0 ? smem.listed[slot.index] : 0;  // by the lane that releases K
-        return ListedBlock{Arch::uniform(word)};
-      };
+    if constexpr (Traits::kLeavesBlocksOut) {
       Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
-      ListedBlock block = listed();
-      while (!block.is_end()) {
-        if (!block.is_seen(consumer)) {
+      VisibleBlocks<Traits> blocks(keys);
+      const auto next = [&] SDPA_INLINE_LAMBDA {
+        return blocks.next(params,
+                           [&] { return Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again())); });
+      };
+      const auto is_seen = [&] SDPA_INLINE_LAMBDA {
+        return blocks.is_seen(consumer) && blocks.index >= own.n_block_min && blocks.index < own.n_block_max;
+      };
+      bool is_block = next();
+      while (is_block) {
+        if (!is_seen()) {
           pass_on();
-          block = listed();
+          is_block = next();
           continue;
         }
-        // ---- neighbours in the list, all of which the warpgroup sees ----
-        first_p(block.index(), !block.is_seen_whole(consumer));
+        // ---- neighbours among them that the warpgroup sees ----
+        first_p(blocks.index, !blocks.is_seen_whole(consumer));
         rescale(factors);
         Slot<Traits::kStages> before = slot;
         slot.advance();
-        for (block = listed(); block.is_seen(consumer); block = listed()) {
-          next_p(block.index(), !block.is_seen_whole(consumer), before);
+        for (is_block = next(); is_block && is_seen(); is_block = next()) {
+          next_p(blocks.index, !blocks.is_seen_whole(consumer), before);
           before = slot;
           slot.advance();
         }

@@ -6,6 +6,7 @@
 // A warp leaves a block as soon as it has met both: of a mask without structure after its first rows.
 #pragma once
 
+#include "sdpa/attention/key_range.cuh"
 #include "sdpa/fmha_fwd_sm90/kernel_traits.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -16,24 +17,62 @@ inline constexpr int kBlocksOfAGroup = 32;
 struct MaskBits {
   uint32_t any_seen[2];
   uint32_t all_seen[2];
+
+  template <class Params>
+  SDPA_DEVICE static MaskBits look_up(const Params &params, const WorkTile &tile, int group) {
+    const MaskBlocksRef &ref = params.mask_blocks;
+    if (ref.words == nullptr) return {{~0u, ~0u}, {0, 0}};
+    const uint4 words = ref.words[(int64_t{tile.bidb} * ref.tiles_per_batch + tile.m_block) * ref.groups + group];
+    return {{words.x, words.y}, {words.z, words.w}};
+  }
 };
 
-// Bits of the blocks [begin, end) in group `group`.
-SDPA_DEVICE uint32_t bits_of_blocks(int begin, int end, int group) {
-  const int first = cute::max(begin - group * kBlocksOfAGroup, 0);
-  const int last = cute::min(end - group * kBlocksOfAGroup, int{kBlocksOfAGroup});
-  if (first >= last) return 0;
-  return ~0u >> (kBlocksOfAGroup - (last - first)) << first;
-}
+// The blocks in a tile's range that the mask does not hide from all of its rows, from the last to the first. The warp that
+// loads and every consumer go through them by themselves, and all meet the same ones.
+template <class Traits>
+struct VisibleBlocks {
+  using Arch = typename Traits::Arch;
+  using Params = typename Traits::Params;
 
-template <class Params>
-SDPA_DEVICE MaskBits mask_bits(const Params &params, const WorkTile &tile, int group) {
-  const MaskBlocksRef &ref = params.mask_blocks;
-  if (ref.words == nullptr) return {{~0u, ~0u}, {0u, 0u}};
-  const int64_t row = int64_t{tile.bidb} * ref.tiles_per_batch + tile.m_block;
-  const uint4 words = ref.words[row * ref.groups + group];
-  return {{words.x, words.y}, {words.z, words.w}};
-}
+  int begin, end;     // the range
+  int group;          // of the block at hand
+  int index = 0;      // of the block at hand
+  uint32_t left = 0;  // of the group, behind the block at hand
+  MaskBits bits;      // of the group
+
+  SDPA_DEVICE VisibleBlocks(const KeyRange &keys)
+      : begin(keys.n_block_min), end(keys.n_block_max), group((end + kBlocksOfAGroup - 1) / kBlocksOfAGroup) {}
+
+  // False behind the last one. `make_tile` is asked for the tile once in a group.
+  template <class MakeTile>
+  SDPA_DEVICE bool next(const Params &params, const MakeTile &make_tile) {
+    while (left == 0) {
+      if (group * kBlocksOfAGroup <= begin) return false;
+      --group;
+      bits = MaskBits::look_up(params, make_tile(), group);
+      left = (bits.any_seen[0] | bits.any_seen[1]) & in_range();
+    }
+    const int bit = Arch::highest_bit(left);
+    left ^= 1u << bit;
+    index = group * kBlocksOfAGroup + bit;
+    return true;
+  }
+
+  // Whether the mask lets rows of the consumer see any key of the block at hand, or all of them.
+  SDPA_DEVICE bool is_seen(int consumer) const { return is_set(bits.any_seen[0], bits.any_seen[1], consumer); }
+  SDPA_DEVICE bool is_seen_whole(int consumer) const { return is_set(bits.all_seen[0], bits.all_seen[1], consumer); }
+
+ private:
+  SDPA_DEVICE bool is_set(uint32_t first, uint32_t second, int consumer) const {
+    return ((consumer == 0 ? first : second) >> (index % kBlocksOfAGroup) & 1) != 0;
+  }
+
+  SDPA_DEVICE uint32_t in_range() const {
+    const int first = cute::max(begin - group * kBlocksOfAGroup, 0);
+    const int last = cute::min(end - group * kBlocksOfAGroup, int{kBlocksOfAGroup});
+    return ~0u >> (kBlocksOfAGroup - (last - first)) << first;
+  }
+};
 
 // A CTA finds the words of a tile and a group; a warp looks at a block and a consumer's rows at a time.
 template <class Traits>
@@ -83,7 +122,7 @@ struct MaskBlocks {
   SDPA_DEVICE static uint32_t look(const typename Traits::Params &params, const char *mask, int first_row,
                                    int first_col) {
     const bool is_broadcast = params.mask.row_stride == 0;
-    const int last_row = cute::min(params.seqlen_q, first_row + (is_broadcast ? 1 : kWarpgroupRows)) - 1;
+    const int last_row = cute::min(int{params.seqlen_q}, first_row + (is_broadcast ? 1 : kWarpgroupRows)) - 1;
     if (first_row > last_row || first_col >= params.seqlen_k) return 0;
     const int lane = Arch::thread_idx() % 32;
     const int last_col = (params.seqlen_k - 1) / kBytes * kBytes;

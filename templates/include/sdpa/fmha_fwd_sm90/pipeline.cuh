@@ -20,23 +20,6 @@ struct Slot {
   }
 };
 
-// What a kernel that lists blocks says of the one in a stage: its number, which consumers have a row that sees a key of
-// it, and which see it whole. Or that there are no more.
-struct ListedBlock {
-  static constexpr uint32_t kEnd = 0;
-
-  uint32_t word;
-
-  SDPA_DEVICE static ListedBlock of(int n_block) { return {static_cast<uint32_t>(n_block) << 4}; }
-  SDPA_DEVICE void set(int consumer, bool is_seen, bool is_seen_whole) {
-    word |= (uint32_t{is_seen} << consumer) | (uint32_t{is_seen_whole} << (consumer + 2));
-  }
-  SDPA_DEVICE int index() const { return static_cast<int>(word >> 4); }
-  SDPA_DEVICE bool is_end() const { return word == kEnd; }
-  SDPA_DEVICE bool is_seen(int consumer) const { return (word >> consumer & 1) != 0; }
-  SDPA_DEVICE bool is_seen_whole(int consumer) const { return (word >> (consumer + 2) & 1) != 0; }
-};
-
 // Where the rows of a sequence lie in a ragged map: see GeneralParams. Plain kernels have no use for it.
 template <class Traits>
 struct MapRows {

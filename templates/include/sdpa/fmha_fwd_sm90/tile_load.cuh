@@ -21,8 +21,8 @@ struct TileLoad {
   bool is_first_tile = true;
 
   // Q of every consumer, then K and V of the blocks from the last to the first. Where Q waits for the tile before to be
-  // through with its own, the first K, which has had room for longer, goes ahead of it. Of a list, blocks that a boolean
-  // mask hides from the whole tile are left out, and an end is added.
+  // through with its own, the first K, which has had room for longer, goes ahead of it. Blocks that a boolean mask
+  // hides from the whole tile are left out.
   SDPA_DEVICE void run(const Params &params, const WorkTile &tile, const Sequence &sequence, const KeyRange &keys) {
     MapRows<Traits> rows_q, rows_k, rows_v;
     if constexpr (Traits::kIsGeneral) {
@@ -42,8 +42,8 @@ struct TileLoad {
       }
       slot_q.advance();
     };
-    const auto make_room = [&] SDPA_INLINE_LAMBDA { Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1); };
     const auto load_k = [&](int n_block) SDPA_INLINE_LAMBDA {
+      Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
       load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
                             n_block * Traits::kBlockN, tile.bidh_kv * params.step_k.head,
@@ -58,33 +58,13 @@ struct TileLoad {
       slot.advance();
     };
     const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
-      make_room();
       load_k(n_block);
       load_v(n_block);
     };
-    if constexpr (Traits::kListsBlocks) {
+    if constexpr (Traits::kLeavesBlocksOut) {
       load_q();
-      for (int group = (keys.n_block_max - 1) >> 5; group >= keys.n_block_min >> 5; --group) {
-        MaskBits bits = mask_bits(params, tile, group);
-        CUTE_UNROLL
-        for (int i = 0; i < Traits::kConsumers; ++i)
-          bits.any_seen[i] &= bits_in_range(params, sequence, tile, i, group);
-        for (uint32_t left = bits.any_seen[0] | bits.any_seen[1]; left != 0;) {
-          const int bit = Arch::highest_bit(left);
-          left ^= 1u << bit;
-          ListedBlock block = ListedBlock::of(group * kBlocksOfAGroup + bit);
-          CUTE_UNROLL
-          for (int i = 0; i < Traits::kConsumers; ++i)
-            block.set(i, bits.any_seen[i] >> bit & 1, bits.all_seen[i] >> bit & 1);
-          make_room();
-          smem.listed[slot.index] = block.word;
-          load_k(block.index());
-          load_v(block.index());
-        }
-      }
-      make_room();
-      smem.listed[slot.index] = ListedBlock::kEnd;
-      Arch::mbarrier_arrive(&smem.k_full[slot.index]);
+      VisibleBlocks<Traits> blocks(keys);
+      while (blocks.next(params, [&] { return tile; })) load_block(blocks.index);
     } else if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
       load_q();
       CUTE_NO_UNROLL
@@ -92,7 +72,6 @@ struct TileLoad {
     } else {
       int n_block = keys.n_block_max - 1;
       if (Traits::kStagesQ == 1 && !is_first_tile && n_block >= 0) {
-        make_room();
         load_k(n_block);
         load_q();
         load_v(n_block--);
@@ -105,15 +84,6 @@ struct TileLoad {
   }
 
  private:
-  // Bits of a group's blocks that the rows of a consumer see as far as positions decide.
-  SDPA_DEVICE static uint32_t bits_in_range(const Params &params, const Sequence &sequence, const WorkTile &tile,
-                                            int consumer, int group) {
-    const int own_m_block = tile.m_block * Traits::kConsumers + consumer;
-    if (own_m_block * kWarpgroupRows >= sequence.seqlen_q) return 0;
-    const KeyRange own = KeyRange::make<WarpgroupTile<Traits>>(params, sequence, own_m_block);
-    return bits_of_blocks(own.n_block_min, own.n_block_max, group);
-  }
-
   template <int kRows>
   SDPA_DEVICE static void load(const TensorMap &map, uint64_t *full, Element *tile, const MapRows<Traits> &rows,
                                int row, int head, int batch) {
