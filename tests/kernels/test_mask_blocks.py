@@ -112,7 +112,8 @@ def test_results_do_not_depend_on_them(
     """Right with a workspace, and the same bits without one."""
     rows, keys = sizes
     base = make_case(listing_kernel, rows, keys)
-    base.k.mul_(torch.linspace(4, 0.5, keys)[:, None].to(base.k.device))  # what is visited later has larger scores
+    growth = torch.linspace(4, 0.5, keys)[:, None]  # what is visited later has larger scores
+    base.k.mul_(growth.to(base.k.device))
     masks = structured_masks(rows, keys)
     for i, name in enumerate(names or masks):
         masked = replace(base, mask=masks[name].to(listing_kernel.device))

@@ -309,8 +309,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_blocks_of_one_consumer",
         header=_BLOCKS,
-        old="(bits.any_seen[0] | bits.any_seen[1])",
-        new="bits.any_seen[0]",
+        old="left = (words.x | words.y) &",
+        new="left = words.x &",
         defect="blocks that only the second consumer sees are left out",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.NUMERICS,
@@ -318,8 +318,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_seen_whole_by_the_other_consumer",
         header=_BLOCKS,
-        old="is_set(bits.all_seen[0], bits.all_seen[1], consumer)",
-        new="is_set(bits.all_seen[1], bits.all_seen[0], consumer)",
+        old="consumer == 0 ? words.z : words.w",
+        new="consumer == 0 ? words.w : words.z",
         defect="a consumer leaves out the mask of blocks that the other one sees whole",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.NUMERICS,
@@ -336,7 +336,7 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_loads_leave_out_nothing",
         header=_LOAD,
-        old="while (blocks.next(params, [&] { return tile; })) load_block(blocks.index);",
+        old="while (blocks.next(params, 0, [&] { return TileRange{tile, keys, keys}; })) load_block(blocks.index);",
         new="for (int n = keys.n_block_max - 1; n >= keys.n_block_min; --n) load_block(n);",
         defect="consumers take a block that the mask hides for the next one that it does not",
         kernels=Kernels.HOPPER_GENERAL,

@@ -59,13 +59,6 @@ struct Kernel {
     return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
   }
 
-  // Of the tile at `m_block`, whose rows may all lie beyond those that attend.
-  template <class Tile>
-  SDPA_DEVICE static KeyRange key_range(const Params &params, const Sequence &sequence, int m_block) {
-    if (Traits::kIsGeneral && m_block * Tile::kBlockM >= sequence.seqlen_q) return {0, 0, 0, 0};
-    return KeyRange::make<Tile>(params, sequence, m_block);
-  }
-
   SDPA_DEVICE static void load(const Params &params, SharedStorage &smem) {
     Arch::prefetch_tensor_map(&params.map_q);
     Arch::prefetch_tensor_map(&params.map_k);

@@ -15,6 +15,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "sdpa/arch/target_sm90.hpp"
+#include "sdpa/attention/key_range.cuh"
 #include "sdpa/fmha_fwd_sm90/grid.hpp"
 #include "sdpa/fmha_fwd_sm90/params.hpp"
 
@@ -80,7 +81,7 @@ struct KernelTraits {
   // ---- masks and dropout ----
   // Pairs of a mask's columns in each of a thread's two rows that are asked for before the products which make the
   // scores: half as many as long as S, P, O and these leave the other registers too few.
-  static constexpr int kMaskRegisters = (kHasDropout ? 184 : 192) - kAccumulatorRegisters;
+  static constexpr int kMaskRegisters = (!kHasDropout ? 192 : kLeavesBlocksOut ? 172 : 184) - kAccumulatorRegisters;
   static constexpr int kMaskWords = kMask == MaskKind::kBias32 ? 4 : 2;  // of a pair in both rows
   static constexpr int mask_pairs_ahead(int pairs) {
     return pairs % 2 != 0 || pairs * kMaskWords <= kMaskRegisters ? pairs : mask_pairs_ahead(pairs / 2);
@@ -153,9 +154,17 @@ struct WarpgroupTile {
   static constexpr int kBlockM = kWarpgroupRows;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr bool kMayBeCausal = Traits::kMayBeCausal;
+  static constexpr bool kIsGeneral = Traits::kIsGeneral;
   static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
   SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
 };
+
+// Of the tile at `m_block`, whose rows may all lie beyond those that attend.
+template <class Tile>
+SDPA_DEVICE KeyRange key_range(const typename Tile::Params &params, const Sequence &sequence, int m_block) {
+  if (Tile::kIsGeneral && m_block * Tile::kBlockM >= sequence.seqlen_q) return {0, 0, 0, 0};
+  return KeyRange::make<Tile>(params, sequence, m_block);
+}
 
 // Accumulator of a wgmma ((2, 2, N / 8), 1, 1) → (rows, cols) = (2, (2, N / 8))
 template <class Layout_>

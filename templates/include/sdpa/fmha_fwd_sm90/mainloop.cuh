@@ -234,26 +234,27 @@ struct Mainloop {
       Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
       VisibleBlocks<Traits> blocks(keys);
       const auto next = [&] SDPA_INLINE_LAMBDA {
-        return blocks.next(params,
-                           [&] { return Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again())); });
-      };
-      const auto is_seen = [&] SDPA_INLINE_LAMBDA {
-        return blocks.is_seen(consumer) && blocks.index >= own.n_block_min && blocks.index < own.n_block_max;
+        return blocks.next(params, consumer, [&] {  // there are no registers to keep these for the loop
+          const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+          const Sequence sequence = Sequence::make(params, tile.bidb);
+          return TileRange{tile, key_range<Traits>(params, sequence, tile.m_block),
+                           key_range<OwnTile>(params, sequence, tile.m_block * Traits::kConsumers + consumer)};
+        });
       };
       bool is_block = next();
       while (is_block) {
-        if (!is_seen()) {
+        if (!blocks.is_seen()) {
           pass_on();
           is_block = next();
           continue;
         }
         // ---- neighbours among them that the warpgroup sees ----
-        first_p(blocks.index, !blocks.is_seen_whole(consumer));
+        first_p(blocks.index, !blocks.is_seen_whole());
         rescale(factors);
         Slot<Traits::kStages> before = slot;
         slot.advance();
-        for (is_block = next(); is_block && is_seen(); is_block = next()) {
-          next_p(blocks.index, !blocks.is_seen_whole(consumer), before);
+        for (is_block = next(); is_block && blocks.is_seen(); is_block = next()) {
+          next_p(blocks.index, !blocks.is_seen_whole(), before);
           before = slot;
           slot.advance();
         }

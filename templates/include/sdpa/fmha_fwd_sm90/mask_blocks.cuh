@@ -13,18 +13,11 @@ namespace sdpa::fmha_fwd_sm90 {
 
 inline constexpr int kBlocksOfAGroup = 32;
 
-// Of a group of blocks, by consumers.
-struct MaskBits {
-  uint32_t any_seen[2];
-  uint32_t all_seen[2];
-
-  template <class Params>
-  SDPA_DEVICE static MaskBits look_up(const Params &params, const WorkTile &tile, int group) {
-    const MaskBlocksRef &ref = params.mask_blocks;
-    if (ref.words == nullptr) return {{~0u, ~0u}, {0, 0}};
-    const uint4 words = ref.words[(int64_t{tile.bidb} * ref.tiles_per_batch + tile.m_block) * ref.groups + group];
-    return {{words.x, words.y}, {words.z, words.w}};
-  }
+// How far a tile looks, and a consumer's rows in it.
+struct TileRange {
+  WorkTile tile;
+  KeyRange keys;
+  KeyRange own;
 };
 
 // The blocks in a tile's range that the mask does not hide from all of its rows, from the last to the first. The warp that
@@ -34,23 +27,29 @@ struct VisibleBlocks {
   using Arch = typename Traits::Arch;
   using Params = typename Traits::Params;
 
-  int begin, end;     // the range
-  int group;          // of the block at hand
-  int index = 0;      // of the block at hand
-  uint32_t left = 0;  // of the group, behind the block at hand
-  MaskBits bits;      // of the group
+  int group;                  // of the block at hand
+  int index = 0;              // of the block at hand
+  uint32_t left = 0;          // of the group, behind the block at hand
+  uint32_t seen, seen_whole;  // of the group, by a consumer's rows
 
-  SDPA_DEVICE VisibleBlocks(const KeyRange &keys)
-      : begin(keys.n_block_min), end(keys.n_block_max), group((end + kBlocksOfAGroup - 1) / kBlocksOfAGroup) {}
+  SDPA_DEVICE VisibleBlocks(const KeyRange &keys) : group((keys.n_block_max + kBlocksOfAGroup - 1) / kBlocksOfAGroup) {}
 
-  // False behind the last one. `make_tile` is asked for the tile once in a group.
-  template <class MakeTile>
-  SDPA_DEVICE bool next(const Params &params, const MakeTile &make_tile) {
+  // False behind the last one. `make_range()`, a TileRange, is asked for once in a group.
+  template <class MakeRange>
+  SDPA_DEVICE bool next(const Params &params, int consumer, const MakeRange &make_range) {
     while (left == 0) {
-      if (group * kBlocksOfAGroup <= begin) return false;
+      const TileRange range = make_range();
+      if (group * kBlocksOfAGroup <= range.keys.n_block_min) return false;
       --group;
-      bits = MaskBits::look_up(params, make_tile(), group);
-      left = (bits.any_seen[0] | bits.any_seen[1]) & in_range();
+      const MaskBlocksRef &ref = params.mask_blocks;
+      uint4 words = {~0u, ~0u, 0, 0};
+      if (ref.words != nullptr) {
+        const int64_t row = int64_t{range.tile.bidb} * ref.tiles_per_batch + range.tile.m_block;
+        words = ref.words[row * ref.groups + group];
+      }
+      left = (words.x | words.y) & bits_of(range.keys);
+      seen = (consumer == 0 ? words.x : words.y) & bits_of(range.own);
+      seen_whole = consumer == 0 ? words.z : words.w;
     }
     const int bit = Arch::highest_bit(left);
     left ^= 1u << bit;
@@ -58,19 +57,16 @@ struct VisibleBlocks {
     return true;
   }
 
-  // Whether the mask lets rows of the consumer see any key of the block at hand, or all of them.
-  SDPA_DEVICE bool is_seen(int consumer) const { return is_set(bits.any_seen[0], bits.any_seen[1], consumer); }
-  SDPA_DEVICE bool is_seen_whole(int consumer) const { return is_set(bits.all_seen[0], bits.all_seen[1], consumer); }
+  // Whether the consumer's rows see any key of the block at hand, and whether its mask hides none from them.
+  SDPA_DEVICE bool is_seen() const { return (seen >> (index % kBlocksOfAGroup) & 1) != 0; }
+  SDPA_DEVICE bool is_seen_whole() const { return (seen_whole >> (index % kBlocksOfAGroup) & 1) != 0; }
 
  private:
-  SDPA_DEVICE bool is_set(uint32_t first, uint32_t second, int consumer) const {
-    return ((consumer == 0 ? first : second) >> (index % kBlocksOfAGroup) & 1) != 0;
-  }
-
-  SDPA_DEVICE uint32_t in_range() const {
-    const int first = cute::max(begin - group * kBlocksOfAGroup, 0);
-    const int last = cute::min(end - group * kBlocksOfAGroup, int{kBlocksOfAGroup});
-    return ~0u >> (kBlocksOfAGroup - (last - first)) << first;
+  // Bits of the group's blocks in a range.
+  SDPA_DEVICE uint32_t bits_of(const KeyRange &range) const {
+    const int first = cute::max(range.n_block_min - group * kBlocksOfAGroup, 0);
+    const int last = cute::min(range.n_block_max - group * kBlocksOfAGroup, int{kBlocksOfAGroup});
+    return first >= last ? 0 : ~0u >> (kBlocksOfAGroup - (last - first)) << first;
   }
 };
 

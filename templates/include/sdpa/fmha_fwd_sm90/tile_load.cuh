@@ -64,7 +64,7 @@ struct TileLoad {
     if constexpr (Traits::kLeavesBlocksOut) {
       load_q();
       VisibleBlocks<Traits> blocks(keys);
-      while (blocks.next(params, [&] { return tile; })) load_block(blocks.index);
+      while (blocks.next(params, 0, [&] { return TileRange{tile, keys, keys}; })) load_block(blocks.index);
     } else if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
       load_q();
       CUTE_NO_UNROLL
