@@ -173,6 +173,18 @@ SIMT_CASE(shuffle_exchanges_values) {
   }
 }
 
+SIMT_CASE(movmatrix_transposes_what_a_warp_has) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    CHECK_OK(run_kernel(1, 64, 0, [&] {
+      const uint32_t row = thread_idx() % 32 / 4, column = thread_idx() % 4 * 2, first = 100 * (thread_idx() / 32);
+      const auto element = [&](uint32_t i, uint32_t j) { return first + 8 * i + j; };
+      const uint32_t transposed = movmatrix(element(row, column) | element(row, column + 1) << 16);
+      CHECK(transposed == (element(column, row) | element(column + 1, row) << 16));
+    }));
+  }
+}
+
 SIMT_CASE(any_is_true_for_all_lanes_when_it_is_for_one) {
   for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
     const Configured configured(seed);
