@@ -44,6 +44,14 @@ MUTANTS = (
         tests="tests/library/test_mappings.py::test_row[cpu-flash_is_causal]",
     ),
     PythonMutant(
+        name="flash_operator_sees_rows_without_keys",
+        defect="rows without keys keep the +inf of the flash operator where its gradients are made",
+        file="integrations/flash_impl.py",
+        old="lse[:, :, :num_hidden] = -torch.inf",
+        new="lse[:, :, :num_hidden] = 0",
+        tests="tests/library/test_flash_impl.py::test_the_kernel_of_the_backward",
+    ),
+    PythonMutant(
         name="backward_ignores_dlse",
         defect="the gradient of softmax_lse is dropped",
         file="call/backward.py",
