@@ -33,7 +33,10 @@ def from_json(text: str, origin: str) -> Results:
             env = record.get("env") or {"gpu": record["gpu"]}
             return Results(env, [_quantised(row) for row in record["times"] if _is_quantised(row)])
         if isinstance(record, dict) and any("milliseconds" in row for row in record.get("rows", ())):
-            return Results(record["env"], [one for row in record["rows"] for one in _backward(row)])
+            shaped = (
+                row for row in record["rows"] if "shape" in row
+            )  # not those of benchmarks.backward_suites
+            return Results(record["env"], [one for row in shaped for one in _backward(row)])
     except (KeyError, TypeError) as error:
         raise ResultFormatError(f"{origin}: {error!r}") from error
     return results.from_json(text, origin=origin)

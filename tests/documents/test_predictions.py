@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import statistics
 from pathlib import Path
@@ -103,6 +104,11 @@ def test_gradients_of_large_head_dims() -> None:
     assert all(0.85 <= ratio <= 1.15 for ratio in ratios)
 
 
+@pytest.mark.parametrize("path", sorted((RESULTS / "backward").glob("*.json")), ids=lambda path: path.name)
+def test_gradients_were_right_where_they_were_timed(path: Path) -> None:
+    assert json.loads(path.read_text(encoding="utf-8"))["wrong"] == []
+
+
 def test_files_of_other_commands_as_rows() -> None:
     """What was timed and by which kernel; peers do not count."""
     quantised = _read("quantised/2026-11-25-h200.json")
@@ -124,6 +130,8 @@ def test_files_of_other_commands_as_rows() -> None:
         "fmha_bwd_fused", "fmha_bwd_fused", "fmha_bwd"
     ] + 6 * ["fmha_bwd_fused", "fmha_bwd"]  # fmt: skip
     assert both.rows[0].gpu_us == pytest.approx(905, abs=1)
+    suites_of_gradients = '{"env": {}, "rows": [{"suite": "bias", "milliseconds": {}}]}'
+    assert family_results.from_json(suites_of_gradients, origin="suites").rows == []
     with pytest.raises(results.ResultFormatError, match="broken: KeyError"):
         family_results.from_json('{"times": []}', origin="broken")
     with pytest.raises(results.ResultFormatError, match="broken"):
