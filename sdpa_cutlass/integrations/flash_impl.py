@@ -106,9 +106,11 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                     torch.empty(size, dtype=torch.uint64, device=query.device) for size in ((2,), ())
                 )
                 debug_mask = torch.empty(0, dtype=query.dtype, device=query.device)
-                if (num_hidden := _rows_without_keys(query, key, is_causal)) > 0:
+                seqlen_q, seqlen_k = query.shape[2], key.shape[2]
+                num_hidden = seqlen_q - seqlen_k if is_causal or seqlen_k == 0 else 0
+                if num_hidden > 0:  # rows that see no key
                     softmax_lse[:, :, :num_hidden] = torch.inf
-                return out, softmax_lse, None, None, query.shape[2], key.shape[2], seed, offset, debug_mask
+                return out, softmax_lse, None, None, seqlen_q, seqlen_k, seed, offset, debug_mask
         if original is None:
             raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
         count_fallback(reason, detail)
@@ -140,10 +142,6 @@ def make_backward_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
             reason = "shapes or dtypes"
         detail: object = None
         if reason is None:
-            lse = logsumexp
-            if (num_hidden := _rows_without_keys(query, key, is_causal)) > 0:
-                lse = lse.clone()
-                lse[:, :, :num_hidden] = -torch.inf
             try:
                 with torch.no_grad():
                     grads = torch.ops.sdpa_cutlass.attention_backward(
@@ -152,7 +150,7 @@ def make_backward_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                         key,
                         value,
                         out,
-                        lse,
+                        logsumexp,  # +inf in rows that see no key is as good as -inf: no score counts there
                         needs=[True, True, True, False],
                         causal=Causal.BOTTOM_RIGHT.value if is_causal else None,
                         scale=scale,
@@ -170,12 +168,6 @@ def make_backward_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
         return original.call_boxed(keyset, *given, scale=scale)
 
     return kernel
-
-
-def _rows_without_keys(query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> int:
-    """How many rows, the first ones, see no key; softmax_lse is +inf there. At most 0: none."""
-    seqlen_q, seqlen_k = query.shape[2], key.shape[2]
-    return seqlen_q - seqlen_k if is_causal or seqlen_k == 0 else 0
 
 
 def _operator_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -44,11 +44,11 @@ MUTANTS = (
         tests="tests/library/test_mappings.py::test_row[cpu-flash_is_causal]",
     ),
     PythonMutant(
-        name="flash_operator_sees_rows_without_keys",
-        defect="rows without keys keep the +inf of the flash operator where its gradients are made",
+        name="flash_operator_loses_its_scale",
+        defect="gradients of the flash operator are those of another scale",
         file="integrations/flash_impl.py",
-        old="lse[:, :, :num_hidden] = -torch.inf",
-        new="lse[:, :, :num_hidden] = 0",
+        old="causal=Causal.BOTTOM_RIGHT.value if is_causal else None,\n                        scale=scale,",
+        new="causal=Causal.BOTTOM_RIGHT.value if is_causal else None,",
         tests="tests/library/test_flash_impl.py::test_the_kernel_of_the_backward",
     ),
     PythonMutant(
