@@ -10,12 +10,13 @@
 Times are those of replayed CUDA graphs; a line has ours in milliseconds, by the median of the rounds, and
 every other one over ours. Gradients are compared with those of math or mem-efficient, and repeated to the
 same bits; what is wrong is printed, and makes the exit code 1. --json writes all rounds and peaks of memory.
-Needs a GPU.
+Needs a GPU. --from FILE prints such a file as tables of Markdown instead, and needs none.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -264,6 +265,28 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['suite']:8} {row['name']:52} {part:9} {ours:9.4f} ms   / ours: {others}"
 
 
+def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A table for each suite: ours, of all parts together, the others over ours, and memory over ours."""
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        listed = [row for row in rows if row["suite"] == suite]
+        part = "forward" if suite == "forward" else "both"
+        others = [
+            name for name in dict.fromkeys(n for row in listed for n in row["milliseconds"]) if name != "ours"
+        ]
+        yield f"| {suite} | ours, ms | " + " | ".join(others) + " | most memory of ours, MB | of others |"
+        yield "|---|--:|" + "--:|" * (len(others) + 2)
+        for row in listed:
+            times = {name: statistics.median(parts[part]) for name, parts in row["milliseconds"].items()}
+            cells = [f"{times[name] / times['ours']:.2f}" if name in times else "–" for name in others]
+            memory = row.get("peak_bytes", {})
+            peaks = [f"{memory['ours'] / 1e6:.0f}" if memory else "–"]
+            peaks.append(
+                ", ".join(f"{name} {memory[name] / 1e6:.0f}" for name in others if name in memory) or "–"
+            )
+            yield "| " + " | ".join([row["name"], f"{times['ours']:.3f}", *cells, *peaks]) + " |"
+        yield ""
+
+
 def main() -> int:
     """0 when all gradients agree."""
     parser = argparse.ArgumentParser(
@@ -277,7 +300,11 @@ def main() -> int:
     parser.add_argument("--budget-ms", type=float, default=10, help="of one provider's run in one round")
     parser.add_argument("--repeats", type=int, default=10, help="of the check for the same bits")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds")
+    parser.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="print what --json wrote")
     options = parser.parse_args()
+    if options.saved is not None:
+        print("\n".join(markdown(json.loads(options.saved.read_text(encoding="utf-8"))["rows"])))
+        return 0
     rows: list[dict[str, Any]] = []
     wrong: list[str] = []
     for suite in options.suites:
