@@ -197,11 +197,20 @@ BACKWARDS: tuple[Mutant, ...] = (
         "a mask shows keys that positions hide",
     ),
     _backward(
-        "pairs_of_a_gradient_apart",
+        "pairs_of_a_gradient_in_odd_rows",
         _LAUNCH,
         "given.dbias_stride[3] == 1 && strides % 2 == 0",
-        "strides % 2 == 0",
-        "neighbours in a bias are stored as neighbours where its keys are not",
+        "given.dbias_stride[3] == 1",
+        "vectors of a bias's gradient start where its rows do, aligned or not",
+        Check.RULES,
+    ),
+    _backward(
+        "pairs_of_a_gradient_beyond_keys",
+        _BIAS,
+        "(owned.n_block + 1) * kBlockN <= params.seqlen_k",
+        "owned.n_block * kBlockN <= params.seqlen_k",
+        "the last block of a bias's gradient is stored whole",
+        Check.OUTSIDE,
     ),
     # ---- stores ----
     _backward(
