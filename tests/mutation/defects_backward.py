@@ -178,7 +178,7 @@ BACKWARDS: tuple[Mutant, ...] = (
     _backward(
         "pairs_not_transposed",
         _MASK,
-        "kOwnsKeys ? Arch::transpose(pairs[i][j]) : pairs[i][j]",
+        "kOwnsKeys ? arch::transpose(pairs[i][j]) : pairs[i][j]",
         "pairs[i][j]",
         "where keys are owned, what a mask has for two keys goes to two rows",
     ),

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "harness.hpp"
+#include "sdpa/arch/simt/movmatrix.hpp"
 
 using namespace sdpa::simt;
 using namespace simt_test;

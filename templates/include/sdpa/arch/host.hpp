@@ -173,7 +173,6 @@ struct Host {
   static T shfl_xor(T value, int lane_mask) {
     return simt::shfl_xor(value, lane_mask);
   }
-  static uint32_t transpose(uint32_t pair) { return simt::movmatrix(pair); }
   static bool any(bool predicate) { return simt::any(predicate); }
 
   static void fence_device() { simt::fence_device(); }

@@ -75,12 +75,6 @@ struct Sm80 {
   SDPA_DEVICE static T shfl_xor(T value, int lane_mask) {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
   }
-  // Of a matrix of 8 x 8 elements of 16 bits lane l gives those of row l / 4 and columns 2 (l % 4) + {0, 1}, and gets those
-  // of the transposed one.
-  SDPA_DEVICE static uint32_t transpose(uint32_t pair) {
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
-    return pair;
-  }
   // `value`, which is the same in all lanes of a warp: so the compiler may keep it in a register of the warp.
   SDPA_DEVICE static uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
   SDPA_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }

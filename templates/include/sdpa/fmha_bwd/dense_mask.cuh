@@ -14,6 +14,7 @@
 
 #include <cutlass/numeric_types.h>
 
+#include "sdpa/arch/movmatrix.hpp"
 #include "sdpa/attention/constants.hpp"
 #include "sdpa/attention/params.hpp"
 #include "sdpa/attention/sequence.cuh"
@@ -70,7 +71,7 @@ class TileMask {
     if (has_pairs) {
       with_type([&](auto add_one) SDPA_INLINE_LAMBDA {
         for_each_pair([&](int i, int j) SDPA_INLINE_LAMBDA {
-          const uint32_t pair = kOwnsKeys ? Arch::transpose(pairs[i][j]) : pairs[i][j];
+          const uint32_t pair = kOwnsKeys ? arch::transpose(pairs[i][j]) : pairs[i][j];
           add_one(scores(i, 2 * j), pair & 0xffffu);
           add_one(scores(i, 2 * j + 1), pair >> 16);
         });

@@ -1,8 +1,8 @@
 // What a thread of a kernel can do on the host target: the instructions of the machine model, one function each.
 //
 // Every function acts for the calling thread, which must be one that Block::run started. Collectives (mma, ldmatrix,
-// shfl_xor, movmatrix, any, syncwarp) return when the whole warp has met in them. mma, ldmatrix and movmatrix want all 32
-// lanes; the others want all lanes that have not exited, and a shuffle must not read from one that has.
+// shfl_xor, any, syncwarp) return when the whole warp has met in them. mma and ldmatrix want all 32 lanes; the others
+// want all lanes that have not exited, and a shuffle must not read from one that has.
 #pragma once
 
 #include <atomic>
@@ -63,18 +63,6 @@ inline void execute_shuffle(Block &block, Warp &warp) {
   }
 }
 
-// Lane l has the elements [l / 4, 2 (l % 4)..] of an 8x8 matrix, two of them, and receives those of the transposed one.
-inline void execute_movmatrix(Block &, Warp &warp) {
-  WarpSlots &slots = warp.slots;
-  uint16_t elements[8][8];
-  for (int lane = 0; lane < kWarpSize; ++lane)
-    std::memcpy(&elements[lane / 4][2 * (lane % 4)], &slots.shuffle_value[lane], 4);
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    const int i = lane / 4, j = 2 * (lane % 4);
-    slots.shuffle_result[lane] = elements[j][i] | uint32_t{elements[j + 1][i]} << 16;
-  }
-}
-
 inline void execute_any(Block &, Warp &warp) {
   warp.slots.vote_result = warp.slots.vote != 0;
   warp.slots.vote = 0;
@@ -89,7 +77,6 @@ inline constexpr Collective kByteMma{"mma of bytes", true, &execute_byte_mma<Byt
 template <bool kTranspose>
 inline constexpr Collective kLdmatrix{kTranspose ? "ldmatrix.trans" : "ldmatrix", true, &execute_ldmatrix<kTranspose>};
 inline constexpr Collective kShuffle{"shfl_xor", false, &execute_shuffle};
-inline constexpr Collective kMovmatrix{"movmatrix", true, &execute_movmatrix};
 inline constexpr Collective kAny{"any", false, &execute_any};
 inline constexpr Collective kSyncWarp{"syncwarp", false, &execute_syncwarp};
 
@@ -183,16 +170,6 @@ inline T shfl_xor(T value, int lane_mask) {
   block.meet(detail::kShuffle);
   std::memcpy(&value, &slots.shuffle_result[lane], 4);
   return value;
-}
-
-// Two elements of 16 bits of a matrix that the warp has, for two of the transposed one.
-inline uint32_t movmatrix(uint32_t pair) {
-  Block &block = *current_block;
-  WarpSlots &slots = block.warp().slots;
-  const int lane = block.lane();
-  slots.shuffle_value[lane] = pair;
-  block.meet(detail::kMovmatrix);
-  return slots.shuffle_result[lane];
 }
 
 // True for all lanes when it is for one.
