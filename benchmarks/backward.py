@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import functools
-import json
 import math
 import statistics
 import sys
@@ -29,22 +28,23 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdpa_cutlass
+from benchmarks.gradient_timing import (
+    BACKENDS,
+    DETERMINISTIC,
+    Forward,
+    by_backend,
+    milliseconds,
+    replay_of,
+    timed,
+    write,
+)
 from sdpa_cutlass import Causal, DType, Problem, attention
 from sdpa_cutlass.call.launch import library_for
 from sdpa_cutlass.choice.backward import legal_kernels
-from sdpa_cutlass.cli import environment
-from sdpa_cutlass.cli.results import write_atomically
 
-FORMAT = 1
 TOKENS, WIDTH = 16384, 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 Tensors = tuple[torch.Tensor, ...]
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,46 +79,10 @@ def providers(shape: Shape) -> dict[str, Forward]:
         assert isinstance(result, torch.Tensor)
         return result
 
-    def torchs(backend: SDPBackend) -> Forward:
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
+    def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
 
-        return run
-
-    return {"ours": ours} | {name: torchs(backend) for name, backend in BACKENDS.items()}
-
-
-def replay_of(graph: torch.cuda.CUDAGraph, *kept: Any) -> Callable[[], None]:
-    """Replays of a graph that reads memory of `kept`, which stays for as long."""
-
-    def replay(kept: tuple[Any, ...] = kept) -> None:
-        graph.replay()
-
-    return replay
-
-
-def graphs(shape: Shape, forward: Forward) -> dict[str, Callable[[], None]]:
-    """Replays of forward plus backward, and of the backward alone."""
-    stream = torch.cuda.Stream()
-    inputs = shape.inputs(3)
-    dout = torch.randn_like(inputs[0]).detach()
-    found: dict[str, Callable[[], None]] = {}
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # loads what is loaded at first use
-            torch.autograd.grad(forward(*inputs), inputs, dout)
-        stream.synchronize()
-        both = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(both, stream=stream):
-            torch.autograd.grad(forward(*inputs), inputs, dout)
-        found["both"] = replay_of(both, inputs, dout)
-        out = forward(*inputs)
-        stream.synchronize()
-        alone = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(alone, stream=stream):
-            torch.autograd.grad(out, inputs, dout, retain_graph=True)
-        found["backward"] = replay_of(alone, inputs, dout, out)
-    return found
+    return {"ours": ours} | by_backend(torchs)
 
 
 def kernel_runs(shape: Shape, names: list[str]) -> dict[str, Callable[[], Any]]:
@@ -200,48 +164,10 @@ def compare_kernels(options: argparse.Namespace, shapes: list[Shape]) -> int:
     return 1 if wrong else 0
 
 
-def write(path: Path | None, facts: dict[str, Any]) -> None:
-    """`facts` and what they were measured with, where a file is asked for."""
-    if path is not None:
-        record = {"format": FORMAT, "env": environment.record(torch.device("cuda", 0)), **facts}
-        write_atomically(path, json.dumps(record, indent=1) + "\n")
-
-
-def milliseconds(replay: Callable[[], None], budget_ms: float) -> float:
-    """Of one replay, in a run of as many as fit the budget."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    replay()
-    start.record()
-    replay()
-    end.record()
-    end.synchronize()
-    count = max(1, min(200, int(budget_ms / max(start.elapsed_time(end), 1e-3))))
-    start.record()
-    for _ in range(count):
-        replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / count
-
-
 def measure(shape: Shape, rounds: int, budget_ms: float) -> dict[str, Any]:
-    """Milliseconds of every provider and part, all rounds; a provider that cannot run says why."""
-    replays: dict[str, dict[str, Callable[[], None]]] = {}
-    refused = {}
-    for name, forward in providers(shape).items():
-        try:
-            replays[name] = graphs(shape, forward)
-        except Exception as error:  # whatever a backend raises for what it does not serve
-            refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            torch.cuda.synchronize()
-    times: dict[str, dict[str, list[float]]] = {
-        name: {part: [] for part in parts} for name, parts in replays.items()
-    }
-    for _ in range(rounds):
-        for name, parts in replays.items():
-            for part, replay in parts.items():
-                times[name][part].append(milliseconds(replay, budget_ms))
-    return {"shape": asdict(shape), "kernel": kernel_of(shape), "milliseconds": times, "refused": refused}
+    """What `timed` says of every provider."""
+    found = timed(providers(shape), shape.inputs(3), rounds, budget_ms)
+    return {"shape": asdict(shape), "kernel": kernel_of(shape), **found}
 
 
 def kernel_of(shape: Shape) -> str:
@@ -270,7 +196,7 @@ def tflops(row: dict[str, Any], name: str, part: str) -> float | None:
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of Markdown: TFLOP/s of both parts, and ours over flash."""
-    names = ["ours", *BACKENDS]
+    names = ["ours", *BACKENDS, DETERMINISTIC]
     yield (
         "| d | S | causal | "
         + " | ".join(f"{name} f+b" for name in names)

@@ -10,6 +10,8 @@ differ in who computes attention and in the seed of dropout. What is asked:
                torch's runs are on average at most 1.25 times the mean of those between torch's
     falls      the last losses are lower than the first
 
+Milliseconds of a step are the median's, wall time; `--model gpt2` is large enough for them to mean something.
+
 --device cpu runs on the host library: kernels, thread by thread, on the CPU. Prints a table; --json writes
 all curves. Exits with 1 when something that is asked does not hold.
 """
@@ -24,6 +26,7 @@ import itertools
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,10 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 TORCH_SEEDS = (1, 2, 3)
 MOST_NOISE = 1.25
 TOKENS = 64  # of the vocabulary
+MODELS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "gpt2": {"batch": 8, "seqlen": 1024, "layers": 12, "heads": 12, "head_dim": 64, "learning_rate": 3e-4},
+}
 _ENDS = 10  # steps of which the first and the last losses are means
 
 
@@ -66,6 +73,7 @@ class Run:
     parameters: str
     served: int = 0
     fallbacks: dict[str, int] = dataclasses.field(default_factory=dict)
+    step_ms: float = 0.0  # 0 in files of before steps were timed
 
 
 def model(setup: Setup) -> torch.nn.Module:
@@ -114,10 +122,11 @@ def train(setup: Setup, *, seed: int, is_ours: bool) -> Run:
     """One run. `seed` is dropout's."""
     trained = model(setup)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=setup.learning_rate)
-    losses = []
+    losses, times = [], []
     with sdpa_cutlass.enabled(devices=[setup.device]) if is_ours else contextlib.nullcontext() as usage:
         torch.manual_seed(seed)
         for tokens in batches(setup):
+            start = time.perf_counter()
             optimizer.zero_grad()
             with torch.autocast(setup.device, dtype=DTYPES[setup.dtype]):
                 loss = trained(tokens, labels=tokens).loss
@@ -125,11 +134,22 @@ def train(setup: Setup, *, seed: int, is_ours: bool) -> Run:
             torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.item())
+            if tokens.is_cuda:
+                torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start))
     digest = hashlib.sha256()
     for parameter in trained.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     served, fallbacks = (usage.served, dict(usage.fallbacks)) if usage is not None else (0, {})
-    return Run("sdpa_cutlass" if is_ours else "torch", seed, losses, digest.hexdigest(), served, fallbacks)
+    return Run(
+        "sdpa_cutlass" if is_ours else "torch",
+        seed,
+        losses,
+        digest.hexdigest(),
+        served,
+        fallbacks,
+        statistics.median(times),
+    )
 
 
 def runs(setup: Setup) -> list[Run]:
@@ -154,6 +174,7 @@ def verdict(setup: Setup, found: list[Run]) -> tuple[dict[str, Any], list[str]]:
         "noise_between_torchs": statistics.fmean(itertools.starmap(distance, pairs)),
         "noise_to_torchs": statistics.fmean(distance(first, run) for run in torchs),
         "is_repeated": (first.losses, first.parameters) == (second.losses, second.parameters),
+        "step_ms": {"sdpa_cutlass": first.step_ms, "torch": statistics.median(run.step_ms for run in torchs)},
     }
     calls = 2 * setup.steps * setup.layers  # forward, and again in the backward
     broken = [
@@ -179,10 +200,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    parser.add_argument("--model", choices=tuple(MODELS), default="small")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves")
     options = parser.parse_args(arguments)
-    setup = Setup(device=options.device, dtype=options.dtype, steps=options.steps)
+    setup = Setup(device=options.device, dtype=options.dtype, steps=options.steps, **MODELS[options.model])
     device = torch.device(options.device)
     env = environment.record(device)
     env |= {"transformers": environment.package_version("transformers")}
@@ -190,7 +212,8 @@ def main(arguments: list[str] | None = None) -> int:
     environment.close(env, device)
     numbers, broken = verdict(setup, found)
     for run in found:
-        print(f"{run.attention:13} seed {run.seed}  last losses {statistics.fmean(run.losses[-_ENDS:]):.4f}")
+        last = statistics.fmean(run.losses[-_ENDS:])
+        print(f"{run.attention:13} seed {run.seed}  last losses {last:.4f}  {run.step_ms:.2f} ms a step")
     for name, value in numbers.items():
         print(f"{name}: {value}")
     print("\n".join(broken) or "all that is asked holds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.documents import kernel_rows
@@ -33,7 +33,10 @@ def from_json(text: str, origin: str) -> Results:
             env = record.get("env") or {"gpu": record["gpu"]}
             return Results(env, [_quantised(row) for row in record["times"] if _is_quantised(row)])
         if isinstance(record, dict) and any("milliseconds" in row for row in record.get("rows", ())):
-            return Results(record["env"], [_backward(row) for row in record["rows"]])
+            shaped = (
+                row for row in record["rows"] if "shape" in row
+            )  # not those of benchmarks.backward_suites
+            return Results(record["env"], [one for row in shaped for one in _backward(row)])
     except (KeyError, TypeError) as error:
         raise ResultFormatError(f"{origin}: {error!r}") from error
     return results.from_json(text, origin=origin)
@@ -48,12 +51,16 @@ def _quantised(row: Mapping[str, Any]) -> Row:
     return Row(**sizes, kernel=row["kernel"], gpu_us=row["gpu_us"], tflops=row["tflops"])
 
 
-def _backward(row: Mapping[str, Any]) -> Row:
-    """The backward alone. A row that does not name its kernel is one of the kernel that is chosen."""
+def _backward(row: Mapping[str, Any]) -> Iterator[Row]:
+    """The backward alone, by each kernel that was timed. "ours" without a kernel's name is the chosen one."""
     shape = row["shape"]
     sizes = _sizes("backward", shape, shape["heads"], _DTYPES[shape["dtype"]])
-    microseconds = 1e3 * statistics.median(row["milliseconds"]["ours"]["backward"])
-    return Row(**sizes, kernel=row.get("kernel") or _chosen(Row(**sizes)), gpu_us=microseconds)
+    for name, rounds in row["milliseconds"].items():
+        if name == "ours":
+            kernel = row.get("kernel") or _chosen(Row(**sizes))
+            yield Row(**sizes, kernel=kernel, gpu_us=1e3 * statistics.median(rounds["backward"]))
+        elif name.startswith("fmha_bwd"):  # of `--kernels`
+            yield Row(**sizes, kernel=name, gpu_us=1e3 * statistics.median(rounds))
 
 
 def _sizes(suite: str, row: Mapping[str, Any], heads_kv: int, dtype: str) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Problem → the kernel that makes its gradients: the cheapest legal one by the cost model.
-
-Fused kernels come behind all others unless `fmha_bwd_fused.IS_CHOSEN` says that they compete.
-"""
+"""Problem → the kernel that makes its gradients: the cheapest legal one of both families, by the models."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from ..library.device import DeviceInfo
 from ..library.registry import Family, KernelInfo, read_kernels
 from ..library.structs import BwdParams
 from ..problem import Problem
-from .cost import fmha_bwd_fused
 from .legal import mismatches, unsupported
 from .select import forced_pattern, ranking
 
@@ -27,12 +23,7 @@ _NEAREST = 5  # refused kernels that an error lists
 @functools.lru_cache(maxsize=1024)
 def legal_kernels(library: Library, problem: Problem, device: DeviceInfo) -> tuple[KernelInfo, ...]:
     """Those whose rows say that they can, on `device`, the cheapest first. May be empty."""
-    kernels = [kernel for kernel, _ in ranking(library, problem, Family.FMHA_BWD, device)]
-    return tuple(sorted(kernels, key=_comes_last))  # which keeps the order of the others
-
-
-def _comes_last(kernel: KernelInfo) -> bool:
-    return kernel.family is Family.FMHA_BWD_FUSED and not fmha_bwd_fused.IS_CHOSEN
+    return tuple(kernel for kernel, _ in ranking(library, problem, Family.FMHA_BWD, device))
 
 
 def why_none(library: Library, problem: Problem, device: DeviceInfo) -> str:

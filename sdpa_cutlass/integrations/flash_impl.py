@@ -10,10 +10,10 @@ callers and early-bound references to F.scaled_dot_product_attention too. What t
 F.scaled_dot_product_attention means: `is_causal` is bottom_right here, and softmax_lse is +inf in a row that
 sees no key.
 
-The kernel that was there before keeps the calls that this library cannot serve, dropout, whose random numbers
-torch's backward would have to draw again, and every call whose inputs require grad: a kernel sees them below
-autograd, and so training stays torch's, forward and backward. Varlen and nested calls use other operators,
-which are not replaced.
+So is that of aten::_scaled_dot_product_flash_attention_backward, by which autograd differentiates the first:
+training is served, in the same bits every time. The kernels that were there before keep the calls that this
+library cannot serve, and dropout, whose random numbers torch's backward would have to draw again. Varlen and
+nested calls use other operators, which are not replaced.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ import torch.nn.attention
 from ..errors import LaunchError, SdpaError, UnsupportedError
 from ..problem import Causal
 from ..public import api
+from . import backward_ops  # noqa: F401  registers the operators
 from .head_dims import HeadDims, cuda_head_dims
 from .torch_refusals import DTYPES, refusal
 from .usage import count_fallback, count_served
 
 NAME = "sdpa_cutlass"
 _OP = "_scaled_dot_product_flash_attention"
+_BACKWARD = _OP + "_backward"
 
 
 def register() -> bool:
@@ -55,15 +57,16 @@ class _Handle:
 
 def activate() -> _Handle:
     """What torch calls to activate NAME. Raises LibraryError or DriverError when no GPU can be served."""
-    kernel = make_kernel(cuda_head_dims(), _original_kernel())
+    head_dims = cuda_head_dims()
     library = torch.library.Library("aten", "IMPL", "CUDA")
-    library.impl(_OP, kernel, "CUDA", with_keyset=True)
+    library.impl(_OP, make_kernel(head_dims, _original_kernel(_OP)), "CUDA", with_keyset=True)
+    backward = make_backward_kernel(head_dims, _original_kernel(_BACKWARD))
+    library.impl(_BACKWARD, backward, "CUDA", with_keyset=True)
     return _Handle(library)
 
 
 def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
     """The kernel of the aten operator for the devices in `served`; `original` takes the other calls."""
-    served = {device: head_dims._replace(backward=0) for device, head_dims in served.items()}
 
     def kernel(
         keyset: Any,
@@ -84,14 +87,15 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
         detail: object = None
         if reason is None:
             try:
-                out, softmax_lse = api.attention(
-                    query,
-                    key,
-                    value,
-                    causal=Causal.BOTTOM_RIGHT if is_causal else None,
-                    scale=scale,
-                    return_lse=True,
-                )
+                with torch.no_grad():  # autograd has its node already
+                    out, softmax_lse = api.attention(
+                        query,
+                        key,
+                        value,
+                        causal=Causal.BOTTOM_RIGHT if is_causal else None,
+                        scale=scale,
+                        return_lse=True,
+                    )
             except LaunchError:
                 raise
             except SdpaError as error:
@@ -117,6 +121,55 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
     return kernel
 
 
+def make_backward_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
+    """That of the operator's backward: gradients of query, key and value. Who made `out` does not matter."""
+
+    def kernel(
+        keyset: Any,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        *others: Any,
+        scale: float | None = None,
+    ) -> Any:
+        dropout_p, is_causal = others[4:6]
+        head_dims = served.get(query.device)
+        reason = "dropout_p" if dropout_p else "device" if head_dims is None else None
+        if reason is None and not _operator_takes(query, key, value):
+            reason = "shapes or dtypes"
+        detail: object = None
+        if reason is None:
+            try:
+                with torch.no_grad():
+                    grads = torch.ops.sdpa_cutlass.attention_backward(
+                        grad_out,
+                        query,
+                        key,
+                        value,
+                        out,
+                        logsumexp,  # +inf in rows that see no key is as good as -inf: no score counts there
+                        needs=[True, True, True, False],
+                        causal=Causal.BOTTOM_RIGHT.value if is_causal else None,
+                        scale=scale,
+                    )
+            except LaunchError:
+                raise
+            except SdpaError as error:
+                reason, detail = type(error).__name__, error
+            else:
+                return tuple(grads[:3])
+        if original is None:
+            raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
+        count_fallback(reason, detail)
+        given = (grad_out, query, key, value, out, logsumexp, *others)
+        return original.call_boxed(keyset, *given, scale=scale)
+
+    return kernel
+
+
 def _operator_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether torch's operator takes these tensors; ours broadcasts, pads and casts more than it does.
 
@@ -131,13 +184,13 @@ def _operator_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     )
 
 
-def _original_kernel() -> Any:
-    """torch's own CUDA kernel, or None where this build has none or cannot hand it out."""
+def _original_kernel(operator: str) -> Any:
+    """torch's own CUDA kernel of it, or None where this build has none or cannot hand it out."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
         return None
     try:
-        return get_kernel(f"aten::{_OP}", "CUDA")
+        return get_kernel(f"aten::{operator}", "CUDA")
     except RuntimeError:
         return None
 

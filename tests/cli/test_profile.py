@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,20 @@ def test_the_profiled_process_solves_the_problem_with_that_kernel() -> None:
         name = child.choose(task, "cpu")
         out = child.bind(task, "cpu")(kernel=name)
         assert out.isfinite().all(), words
+
+
+@pytest.mark.parametrize(("head_dim", "complaint"), [(64, ""), (8, "matches none of")])
+def test_the_profiled_process_runs_that_backward_kernel(head_dim: int, complaint: str) -> None:
+    """On the CPU, in a process of its own, which reads what is forced once."""
+    task = Task("1,4x2,48,64,dense", "f16", f"fmha_bwd_sm89_d{head_dim}_m64n64_s2_w4_q64k64_f16")
+    program = (
+        f"from sdpa_cutlass.cli.profiling import child, problems\n"
+        f"grads = child.bind_backward(problems.{task!r}, 'cpu')()\n"
+        "assert all(grad.isfinite().all() for grad in grads)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == bool(complaint), done.stderr
+    assert complaint in done.stderr
 
 
 def test_globs_are_told_from_names() -> None:

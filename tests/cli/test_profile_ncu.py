@@ -80,9 +80,9 @@ def test_command_line() -> None:
     arguments = ncu.command("/opt/ncu", TASK)
     assert arguments[0] == "/opt/ncu"
     wanted = arguments[arguments.index("--kernel-name") + 1].removeprefix("regex:")
-    functions = {KERNEL + kind.suffix for kind in MaskKind}
+    functions = {KERNEL + kind.suffix for kind in MaskKind} | {KERNEL + "_masked"}
     assert {
-        name for name in (*functions, KERNEL + "_causal", "x" + KERNEL) if re.search(wanted, name)
+        name for name in (*functions, KERNEL + "_statistics", "x" + KERNEL) if re.search(wanted, name)
     } == functions
     assert arguments[arguments.index("--launch-skip") + 1] == "1"
     assert arguments[arguments.index("--launch-count") + 1] == "1"

@@ -75,6 +75,43 @@ def test_masks(masked_backward: TestedKernel, kind: str, scale: float | None) ->
     check(masked_backward, case)
 
 
+PAIRS = {
+    "bool": lambda: torch.rand(2, 4, 130, 136) < 0.5,
+    "bias16": lambda: torch.randn(1, 4, 130, 136).half(),
+    "biasb16_of_rows": lambda: torch.randn(2, 1, 1, 136).bfloat16(),
+    "bias16_of_a_wider_one": lambda: torch.randn(1, 1, 130, 144).half()[..., 2:138],
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("causal", [None, Causal.BOTTOM_RIGHT])
+def test_masks_that_are_read_by_pairs(
+    masked_backward: TestedKernel, kind: str, causal: Causal | None
+) -> None:
+    """Tiles that lie in the sequence whole; the same bits where the same mask is read one by one."""
+    torch.manual_seed(0)
+    mask = PAIRS[kind]()
+    options = {"batch": 2, "heads": 4, "heads_kv": 2, "causal": causal}
+    by_pairs = check(masked_backward, case_for(masked_backward, 130, 136, mask=mask, **options))
+    mask = mask.transpose(-1, -2).contiguous().transpose(-1, -2)
+    one_by_one = run(masked_backward, case_for(masked_backward, 130, 136, mask=mask, **options))
+    assert all(map(torch.equal, by_pairs, one_by_one))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bias_of_keys_that_are_not_seen_reaches_nothing(
+    masked_backward: TestedKernel, value: float
+) -> None:
+    torch.manual_seed(0)
+    mask = torch.randn(130, 136).half()
+    above = torch.ones(130, 136, dtype=torch.bool).triu(1)
+    case = case_for(masked_backward, 130, 136, mask=mask, causal=Causal.TOP_LEFT)
+    held = case_for(masked_backward, 130, 136, mask=mask.masked_fill(above, value), causal=Causal.TOP_LEFT)
+    given = operands(case, masked_backward.dtype)
+    clean, other = (run(masked_backward, one, given) for one in (case, held))
+    assert all(map(torch.equal, clean, other))
+
+
 def test_the_lowest_finite_bias_passes_no_gradient(masked_backward: TestedKernel) -> None:
     """Of a row that has it everywhere, as some libraries write their padding. Nothing becomes NaN."""
     mask = torch.zeros(1, 1, 67, 70)

@@ -84,6 +84,27 @@ def test_layouts(masked_backward: TestedKernel, layout: str) -> None:
     check_bias(masked_backward, case_for(masked_backward, LAYOUTS[layout](), causal=Causal.BOTTOM_RIGHT))
 
 
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_biases_that_are_read_by_pairs(masked_backward: TestedKernel, batch: int, dtype: torch.dtype) -> None:
+    """The same bits where the same bias is read one by one, and where its gradient lies in odd rows."""
+    mask = bias(batch, HEADS, 130, 136, dtype=dtype)
+    options = {"seqlen_q": 130, "seqlen_k": 136}
+    by_pairs = check_bias(masked_backward, case_for(masked_backward, mask, **options))
+    one_by_one = case_for(masked_backward, mask.mT.contiguous().mT, **options)
+    assert torch.equal(run_bias(masked_backward, one_by_one), by_pairs)
+    launch = prepare(
+        masked_backward, one_by_one, operands(one_by_one, masked_backward.dtype), needs_dbias=True
+    )
+    odd = torch.zeros(batch, HEADS, 130, 137, dtype=dtype, device=masked_backward.device)
+    launch.params.dbias = odd.data_ptr()
+    for i, stride in enumerate(odd.stride()):
+        launch.params.dbias_stride[i] = stride if odd.shape[i] > 1 else 0
+    execute(masked_backward, launch)
+    assert torch.equal(odd[..., :136].cpu(), by_pairs.cpu())
+    assert not odd[..., 136].any()
+
+
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (40, 56), (56, 24)])
 def test_smaller_head_dims(masked_backward: TestedKernel, head_dim: int, head_dim_v: int) -> None:
     if max(head_dim, head_dim_v) > masked_backward.info.head_dim:

@@ -240,9 +240,18 @@ def flash_seeds_and_lengths(device: str) -> None:
 
 
 def flash_requires_grad(device: str) -> None:
-    q, k, v = inputs(device, 5, 11)
-    arguments, _ = flash(q.requires_grad_(), k, v, original=Noted())
-    assert arguments[1] is q
+    q, k, v = (tensor.requires_grad_() for tensor in inputs(device, 5, 11))
+    served = {q.device: HEAD_DIMS._replace(backward=64)}
+    out, lse, *_, seed, offset, _ = flash_impl.make_kernel(served, Untouched())("keys", q, k, v)
+    dout, others = torch.ones_like(out), (None, None, 5, 11)
+    backward = flash_impl.make_backward_kernel(served, Untouched())
+    found = backward("keys", dout, q, k, v, out, lse, *others, 0.0, False, seed, offset)
+    for one, expected in zip(found, torch.autograd.grad(by_torch(q, k, v), (q, k, v), dout), strict=True):
+        close(one, expected)
+    noted = flash_impl.make_kernel(served, Noted())("keys", q, k, v, 0.1)
+    assert noted[0][1] is q
+    given = ("keys", dout, q, k, v, out, lse, *others, 0.1, False, seed, offset)
+    assert flash_impl.make_backward_kernel(served, Noted())(*given)[0] == given
 
 
 def varlen_is_causal(device: str) -> None:

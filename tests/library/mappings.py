@@ -87,7 +87,9 @@ MAPPINGS: dict[str, Mapping] = {
         checks.flash_seeds_and_lengths,
     ),
     "flash_requires_grad": Mapping(
-        "inputs there that require grad", "left to torch, forward and backward", checks.flash_requires_grad
+        "inputs there that require grad",
+        "served, and the operator's backward; with dropout left to torch, both of them",
+        checks.flash_requires_grad,
     ),
     "flash_for_cpu_is_causal": Mapping(
         "`is_causal` of `aten::_scaled_dot_product_flash_attention_for_cpu`, which is not replaced",

@@ -36,23 +36,23 @@ def test_the_swap_point_is_registered_not_activated() -> None:
 
 @swap_point
 def test_the_swap_point_is_activated_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_registered() -> bool:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(
-            "aten::_scaled_dot_product_flash_attention", "CUDA"
-        )
+    def is_registered() -> tuple[bool, ...]:
+        name = "aten::_scaled_dot_product_flash_attention"
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        return tuple(has_kernel(operator, "CUDA") for operator in (name, name + "_backward"))
 
     monkeypatch.setattr(flash_impl, "cuda_head_dims", lambda: {torch.device("cuda", 0): HEAD_DIMS})
     had_a_kernel = is_registered()  # torch's own, in a CUDA build
     torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
     try:
         assert torch.nn.attention.current_flash_attention_impl() == flash_impl.NAME
-        assert is_registered()
+        assert is_registered() == (True, True)
     finally:
         torch.nn.attention.restore_flash_attention_impl()
     assert torch.nn.attention.current_flash_attention_impl() is None
     assert is_registered() == had_a_kernel
     handle = flash_impl.activate()
-    assert is_registered()
+    assert is_registered() == (True, True)
     handle.remove()
     assert is_registered() == had_a_kernel
 
@@ -101,6 +101,71 @@ def test_the_kernel_for_the_swap_point(is_causal: bool, device: str) -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedError, match="dropout_p"):
         flash_impl.make_kernel({q.device: HEAD_DIMS}, None)("keys", q, k, k, 0.1)
+
+
+@swap_point
+@pytest.mark.parametrize(("seqlens", "is_causal"), [((9, 11), True), ((11, 9), True), ((70, 70), False)])
+def test_the_kernel_of_the_backward(seqlens: tuple[int, int], is_causal: bool, device: str) -> None:
+    """The gradients of `attention`, bit for bit; rows without keys have a softmax_lse of +inf there."""
+    served = {half(1, device=device).device: HEAD_DIMS._replace(backward=64)}
+    seqlen_q, seqlen_k = seqlens
+    q, k, v = (
+        half(2, 4, n, 64, device=device, seed=i).requires_grad_()
+        for i, n in enumerate((seqlen_q, seqlen_k, seqlen_k))
+    )
+    dout = half(2, 4, seqlen_q, 64, device=device, seed=3)
+    with sdpa_cutlass.enabled(devices=[device]) as usage:
+        out, lse, *_, seed, offset, _ = flash_impl.make_kernel(served, None)(
+            "keys", q, k, v, 0.0, is_causal, scale=0.3
+        )
+        assert usage.served == 1
+        assert not out.requires_grad
+        backward = flash_impl.make_backward_kernel(served, FakeOriginal())
+        given = (dout, q, k, v, out, lse, None, None, seqlen_q, seqlen_k)
+        found = backward("keys", *given, 0.0, is_causal, seed, offset, scale=0.3)
+        causal = "bottom_right" if is_causal else None
+        same = sdpa_cutlass.attention(q, k, v, causal=causal, scale=0.3)
+        expected = torch.autograd.grad(same, (q, k, v), dout)
+        assert all(map(torch.equal, found, expected))
+        left = backward("keys", *given, 0.1, is_causal, seed, offset, scale=0.3)
+        assert left == (("keys", *given, 0.1, is_causal, seed, offset), {"scale": 0.3})
+        assert usage.fallbacks == {"dropout_p": 1}
+        elsewhere = flash_impl.make_backward_kernel({}, None)
+        with pytest.raises(UnsupportedError, match="device"):
+            elsewhere("keys", *given, 0.0, is_causal, seed, offset)
+
+
+@swap_point
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_activated_it_trains(compiled: bool) -> None:
+    """With torch's gradients, and the same bits in every run."""
+    leaves = [half(2, 4, 300, 64, device="cuda", seed=i).requires_grad_() for i in range(3)]
+    dout = half(2, 4, 300, 64, device="cuda", seed=3)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        torch._dynamo.reset()
+
+        def function(*tensors: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(*tensors, is_causal=True)
+
+        chosen = torch.compile(function, backend="aot_eager") if compiled else function
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            return torch.autograd.grad(chosen(*leaves), leaves, dout)
+
+    expected = run()
+    torch.nn.attention.activate_flash_attention_impl(flash_impl.NAME)
+    try:
+        found, again = run(), run()
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    ours = sdpa_cutlass.attention(*leaves, causal="top_left")
+    for one, same, own, wanted in zip(
+        found, again, torch.autograd.grad(ours, leaves, dout), expected, strict=True
+    ):
+        assert torch.equal(one, same)
+        assert torch.equal(one, own)
+        torch.testing.assert_close(one.float(), wanted.float(), atol=5e-3, rtol=5e-3)
 
 
 @swap_point

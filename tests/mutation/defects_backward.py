@@ -11,6 +11,7 @@ _DROPOUT = "fmha_bwd/dropout.cuh"
 _KERNEL = "fmha_bwd/kernel.cuh"
 _TURNS = "fmha_bwd/turns_mainloop.cuh"
 _LAUNCH = "fmha_bwd/launch.cuh"
+_MASK = "fmha_bwd/dense_mask.cuh"
 _BIAS = "fmha_bwd/bias_gradient.cuh"
 _VISITS = "fmha_bwd/bias_visits.cuh"
 
@@ -172,6 +173,44 @@ BACKWARDS: tuple[Mutant, ...] = (
         "key / 16 % 2 != 0",
         "key / 16 % 2 == 0",
         "keys 0 to 15 of a block take the words of keys 16 to 31",
+    ),
+    # ---- dense masks ----
+    _backward(
+        "pairs_not_transposed",
+        _MASK,
+        "kOwnsKeys ? arch::transpose(pairs[i][j]) : pairs[i][j]",
+        "pairs[i][j]",
+        "where keys are owned, what a mask has for two keys goes to two rows",
+    ),
+    _backward(
+        "pairs_of_half_a_block",
+        _MASK,
+        "first_stream + get<1>(coords(0, 2 * j)) + turned",
+        "first_stream + get<1>(coords(0, 2 * (j & ~1))) + turned",
+        "every second block of a mask is that before it",
+    ),
+    _backward(
+        "mask_instead_of_positions",
+        _LOOP,
+        "if (needs_mask) {  // behind the scale, which may be negative or 0, and the bias, which may be NaN",
+        "if (needs_mask && !Traits::kHasMask) {",
+        "a mask shows keys that positions hide",
+    ),
+    _backward(
+        "pairs_of_a_gradient_in_odd_rows",
+        _LAUNCH,
+        "given.dbias_stride[3] == 1 && strides % 2 == 0",
+        "given.dbias_stride[3] == 1",
+        "vectors of a bias's gradient start where its rows do, aligned or not",
+        Check.RULES,
+    ),
+    _backward(
+        "pairs_of_a_gradient_beyond_keys",
+        _BIAS,
+        "(owned.n_block + 1) * kBlockN <= params.seqlen_k",
+        "owned.n_block * kBlockN <= params.seqlen_k",
+        "the last block of a bias's gradient is stored whole",
+        Check.OUTSIDE,
     ),
     # ---- stores ----
     _backward(

@@ -44,6 +44,14 @@ MUTANTS = (
         tests="tests/library/test_mappings.py::test_row[cpu-flash_is_causal]",
     ),
     PythonMutant(
+        name="flash_operator_loses_its_scale",
+        defect="gradients of the flash operator are those of another scale",
+        file="integrations/flash_impl.py",
+        old="causal=Causal.BOTTOM_RIGHT.value if is_causal else None,\n                        scale=scale,",
+        new="causal=Causal.BOTTOM_RIGHT.value if is_causal else None,",
+        tests="tests/library/test_flash_impl.py::test_the_kernel_of_the_backward",
+    ),
+    PythonMutant(
         name="backward_ignores_dlse",
         defect="the gradient of softmax_lse is dropped",
         file="call/backward.py",

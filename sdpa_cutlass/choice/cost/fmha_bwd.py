@@ -2,9 +2,10 @@
 
 A pair of tiles takes four multiplications where keys are owned and three where rows are, at half of the
 card's rate for mma.sync: they wait for shared memory, and softmax is hidden behind them. With one stage dK
-and dV have CTAs of their own, and S is computed in both: five multiplications. Fitted to the
-backward of FlashAttention's shapes at head_dim 64 and 128 (H200, 2026-11-25: twelve within 9 %, the median
-4 %); other head_dims and other cards are predictions.
+and dV have CTAs of their own, and S is computed in both: five multiplications, which wait for the operands
+that load in turns. Fitted to the backward of FlashAttention's shapes at head_dim 64 and 128 (H200,
+2026-11-25: twelve within 9 %, the median 3 %), 192 and 256 (H100, 2026-11-26: twelve within 13 %, the median
+2 %).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _KEYS_PRODUCTS = 4
 _SPLIT_KEYS_PRODUCTS = 5
 _ROWS_PRODUCTS = 3
 PRODUCTS_SLOWDOWN = 1.95  # of mma.sync alone
+_TURNS_SLOWDOWN = 1.11  # of those with one stage
 ENDS_CYCLES = 2800  # of a CTA: first loads, last stores
 
 
@@ -33,7 +35,10 @@ class FmhaBwd(Model):
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
         product = PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
-        self._key_roles = 2 if kernel.stages == 1 else 1
+        self._key_roles = 1
+        if kernel.stages == 1:
+            self._key_roles = 2
+            product *= _TURNS_SLOWDOWN
         keys_products = _KEYS_PRODUCTS if self._key_roles == 1 else _SPLIT_KEYS_PRODUCTS
         self._keys = keys_products * product  # cycles of an SM for a score
         self._rows = _ROWS_PRODUCTS * product

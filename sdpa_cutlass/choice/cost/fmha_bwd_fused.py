@@ -1,8 +1,11 @@
 """What a fused backward kernel costs: tiles of keys, each of which follows the one before through dQ.
 
-Times of an H200 (2026-11-26) are not fitted yet. A pair of tiles takes five multiplications, at the rate that
-those of `fmha_bwd` were measured to have. A CTA starts FOLLOWS of a step behind the one whose sums of dQ it
-adds to, so the last one of a head starts late: that is what few heads pay.
+A pair of tiles takes five multiplications, and loads and stores the sums of its rows of dQ, which cost what
+_SUMS / block_n multiplications do. A CTA's start and end take as long as _ENDS_STEPS pairs. It starts
+_FOLLOWS of a pair behind the CTA whose sums of dQ it adds to: the last one of a head is late by all of them,
+which is what few heads pay. Fitted to the backward of FlashAttention's shapes at head_dim 64 and 128 (H200,
+2026-11-26): of the twelve problems the faster family is told in ten; in the other two it is 1.4 % ahead at
+most.
 """
 
 from __future__ import annotations
@@ -13,12 +16,10 @@ from ...problem import Problem
 from .fmha_bwd import ENDS_CYCLES, PRODUCTS_SLOWDOWN, computed_scores
 from .model import LAUNCH_CYCLES, Model, ceil_div
 
-IS_CHOSEN = False
-"""Whether fused kernels compete with those of `fmha_bwd` at their price. Without it they come last, and run
-when they are named or forced: they are 4 % faster at best, at head_dim 64, and slower at 128."""
-
 _LAUNCHES = 3
-_PRODUCTS = 5
+_PRODUCTS = 5 * 1.12  # at the rate of those of `fmha_bwd`
+_SUMS = 154
+_ENDS_STEPS = 2.6
 _FOLLOWS = 0.6
 
 
@@ -28,14 +29,16 @@ class FmhaBwdFused(Model):
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
         product = PRODUCTS_SLOWDOWN * 2 * kernel.head_dim / device.mma_flops_per_clock
-        self._score = _PRODUCTS * product  # cycles of an SM for one
+        self._score = (_PRODUCTS + _SUMS / kernel.block_n) * product  # cycles of an SM for one
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         kernel = self.kernel
         ctas, scores = self._work(problem)
-        start = (ceil_div(problem.seqlen_k, kernel.block_n) - 1) * _FOLLOWS * kernel.block_m * kernel.block_n
-        busy = (scores * self._score + ctas * ENDS_CYCLES) / min(max(ctas, 1), self.device.sms)
-        return _LAUNCHES * LAUNCH_CYCLES + busy + start * self._score, 0
+        step = kernel.block_m * kernel.block_n * self._score
+        start = (ceil_div(problem.seqlen_k, kernel.block_n) - 1) * _FOLLOWS * step
+        ends = ctas * (ENDS_CYCLES + _ENDS_STEPS * step)
+        busy = (scores * self._score + ends) / min(max(ctas, 1), self.device.sms)
+        return _LAUNCHES * LAUNCH_CYCLES + busy + start, 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         ctas, scores = self._work(problem)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernel",
         metavar="GLOB",
         help="--static: the kernels whose name matches (default: every fused kernel); "
-        "--shape: the one to run instead of the chosen one",
+        "--shape: the one to run instead of the chosen one, or a backward kernel",
     )
     what.add_argument(
         "--dtype", choices=("f16", "bf16"), default="f16", help="of --shape (default: %(default)s)"

@@ -1,15 +1,21 @@
 """The process that ncu watches: `python -m sdpa_cutlass.cli.profiling.child TASK` runs one kernel twice.
 
 The first call loads the code and fills the caches, the second one is profiled. Inputs are those of the
-benchmarks: standard normal, seeded.
+benchmarks: standard normal, seeded. A backward kernel follows a forward, which is run once.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
+from collections.abc import Callable
 
+from sdpa_cutlass.choice.select import FORCE_VARIABLE
 from sdpa_cutlass.cli import conditions, inputs, providers
 from sdpa_cutlass.cli.profiling.problems import Task, parse_shape
+
+BACKWARD = "fmha_bwd"  # what the names of backward kernels begin with
 
 
 def bind(task: Task, device: str) -> providers.OwnCall:
@@ -22,6 +28,21 @@ def bind(task: Task, device: str) -> providers.OwnCall:
     qkv = inputs.random_qkv(case, dtype=dtype, device=where, seed=0)
     operands = providers.Operands(qkv, found, found.pack(qkv) if found.is_packed else None)
     return providers.own_call(providers.ALL["fused"], case, operands)
+
+
+def bind_backward(task: Task, device: str) -> Callable[[], object]:
+    """What makes dq, dk and dv of the task's problem on `device`, with the task's kernel.
+
+    It has to be this process's first choice of a kernel, since that reads what is forced.
+    """
+    import torch
+
+    os.environ[FORCE_VARIABLE] = task.kernel  # the forward has kernels of another family
+    call = bind(task, device)
+    leaves = [tensor.requires_grad_() for tensor in call.tensors[:3]]
+    out = call()
+    dout = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
 
 
 def choose(task: Task, device: str) -> str:
@@ -45,9 +66,12 @@ def main(argv: list[str]) -> int:
     import torch
 
     task = Task.from_json(argv[0])
-    call = bind(task, "cuda:0")
+    if task.kernel.startswith(BACKWARD):
+        run = bind_backward(task, "cuda:0")
+    else:
+        run = functools.partial(bind(task, "cuda:0"), kernel=task.kernel)
     for _ in range(2):
-        call(kernel=task.kernel)
+        run()
         torch.cuda.synchronize()
     return 0
 

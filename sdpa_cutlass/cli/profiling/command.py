@@ -169,9 +169,10 @@ def _kernel(name: str | None, task: Task, device: str) -> str:
         return child.choose(task, device)
     if any(character in name for character in GLOB_CHARACTERS):
         raise CommandError(f"--kernel {name!r}: with --shape, the whole name of one kernel")
-    if not name.startswith("fmha_fwd"):
+    if not name.startswith(("fmha_fwd", "fmha_bwd")):
         raise CommandError(
-            f"--kernel {name!r}: only fused kernels are one launch; their names begin with fmha_fwd"
+            f"--kernel {name!r}: only fused kernels have one launch that counts; their names begin with "
+            "fmha_fwd or fmha_bwd"
         )
     if name not in {kernel.name for kernel in sdpa_cutlass.kernels()}:
         raise CommandError(

@@ -74,8 +74,9 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     },
 }
 
-# What the functions of one kernel are called, after its name: one without a mask, one for each kind of mask.
-_FUNCTION = f"(_({'|'.join(MASK_BYTES)}))?"
+# What the functions of one kernel are called, after its name: one without a mask, one for each kind of mask,
+# or one for all kinds in a backward kernel. Its statistics and what is converted are launches of other names.
+_FUNCTION = f"(_({'|'.join((*MASK_BYTES, 'masked'))}))?"
 _USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 _TIMEOUT_S = 600.0
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]

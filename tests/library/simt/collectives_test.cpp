@@ -5,6 +5,7 @@
 #include <random>
 
 #include "harness.hpp"
+#include "sdpa/arch/simt/movmatrix.hpp"
 
 using namespace sdpa::simt;
 using namespace simt_test;
@@ -169,6 +170,18 @@ SIMT_CASE(shuffle_exchanges_values) {
         CHECK(shfl_xor(1000 * mask + thread, mask) == 1000 * mask + (thread ^ mask));
         CHECK(shfl_xor(0.5f * float(thread), mask) == 0.5f * float(thread ^ mask));
       }
+    }));
+  }
+}
+
+SIMT_CASE(movmatrix_transposes_what_a_warp_has) {
+  for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
+    const Configured configured(seed);
+    CHECK_OK(run_kernel(1, 64, 0, [&] {
+      const uint32_t row = thread_idx() % 32 / 4, column = thread_idx() % 4 * 2, first = 100 * (thread_idx() / 32);
+      const auto element = [&](uint32_t i, uint32_t j) { return first + 8 * i + j; };
+      const uint32_t transposed = movmatrix(element(row, column) | element(row, column + 1) << 16);
+      CHECK(transposed == (element(column, row) | element(column + 1, row) << 16));
     }));
   }
 }

@@ -8,13 +8,15 @@
 // rounded once, when they are stored: nothing is as large as the scores unless the bias is, and no atomics are needed.
 // The bias is the same for every pair of tiles, and is read once.
 //
-// A launch goes behind the one that makes row statistics (preprocess.cuh). Elements of dbias are stored one by one.
+// A launch goes behind the one that makes row statistics (preprocess.cuh). Of a tile that exists whole, elements of 16 bits
+// are read and stored by pairs where strides allow it.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include <cutlass/numeric_types.h>
 
+#include "sdpa/arch/pack.hpp"
 #include "sdpa/attention/constants.hpp"
 #include "sdpa/attention/mask.cuh"
 #include "sdpa/attention/softmax.cuh"
@@ -193,6 +195,25 @@ struct BiasGradient {
     const MaskRef &mask = params.mask;
     const char *const head = mask.data + owned.bidb * mask.batch_stride + owned.bidh * mask.head_stride;
     with_type(mask.type, [&](auto zero) SDPA_INLINE_LAMBDA {
+      using Given = decltype(zero);
+      if constexpr (sizeof(Given) == 2) {
+        if (mask.is_vectorised && is_whole(params, owned)) {
+          CUTE_UNROLL
+          for (int i = 0; i < size<0>(bias); ++i) {
+            const int row = owned.m_block * kBlockM + get<0>(coords(i, 0));
+            CUTE_UNROLL
+            for (int j = 0; j < size<1>(bias); j += 2) {
+              const int key = owned.n_block * kBlockN + get<1>(coords(i, j));
+              const char *const at = head + row * mask.row_stride + key * int{sizeof(Given)};
+              Arch::check_alignment(at, 4);
+              const uint32_t pair = *reinterpret_cast<const uint32_t *>(at);
+              bias(i, j) = static_cast<float>(Given::bitcast(static_cast<uint16_t>(pair)));
+              bias(i, j + 1) = static_cast<float>(Given::bitcast(static_cast<uint16_t>(pair >> 16)));
+            }
+          }
+          return;
+        }
+      }
       CUTE_UNROLL
       for (int i = 0; i < size<0>(bias); ++i) {
         const int row = owned.m_block * kBlockM + get<0>(coords(i, 0));
@@ -201,10 +222,15 @@ struct BiasGradient {
           const int key = owned.n_block * kBlockN + get<1>(coords(i, j));
           if (row < params.seqlen_q && key < params.seqlen_k)
             bias(i, j) = static_cast<float>(
-                *reinterpret_cast<const decltype(zero) *>(head + row * mask.row_stride + key * mask.column_stride));
+                *reinterpret_cast<const Given *>(head + row * mask.row_stride + key * mask.column_stride));
         }
       }
     });
+  }
+
+  // Whether all rows and keys of the tile exist.
+  SDPA_DEVICE static bool is_whole(const BiasParams &params, const Place &owned) {
+    return (owned.m_block + 1) * kBlockM <= params.seqlen_q && (owned.n_block + 1) * kBlockN <= params.seqlen_k;
   }
 
   // Rows of the tile from `length` on.
@@ -237,6 +263,25 @@ struct BiasGradient {
     };
     if (!params.sums_rows && !params.sums_keys) {
       with_type(params.dbias_type, [&](auto zero) SDPA_INLINE_LAMBDA {
+        using Out = decltype(zero);
+        if constexpr (sizeof(Out) == 2) {
+          if (params.has_dbias_pairs && is_whole(params, owned)) {
+            Out *const head = static_cast<Out *>(params.dbias) + owned.bidb * params.dbias_stride[0] +
+                              owned.bidh * params.dbias_stride[1];
+            CUTE_UNROLL
+            for (int i = 0; i < kRows; ++i) {
+              CUTE_UNROLL
+              for (int j = 0; j < kCols; j += 2) {
+                Out *const at = head + (first_row + get<0>(coords(i, 0))) * params.dbias_stride[2] + first_key +
+                                get<1>(coords(i, j));
+                Arch::check_alignment(at, 4);
+                *reinterpret_cast<uint32_t *>(at) =
+                    arch::pack<Out>(sums(i, j) * params.dropout.keep_scale, sums(i, j + 1) * params.dropout.keep_scale);
+              }
+            }
+            return;
+          }
+        }
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
           CUTE_UNROLL

@@ -16,6 +16,7 @@ struct BiasParams : Params {
   void *dbias;
   int64_t dbias_stride[4];  // batch, head, row, key; elements
   MaskType dbias_type;
+  int32_t has_dbias_pairs;  // keys are neighbours, and every second one starts a vector of two elements of 16 bits
   int32_t batch;
   int32_t sums_batches;
   int32_t sums_heads;

@@ -2,54 +2,149 @@
 //
 //   boolean   x = mask ? x : -inf            bias   x = x + bias · log2(e)
 //
-// Elements are read one by one from global memory, in either role and with any strides; kinds of masks are told apart at
-// run time. Elements outside of the sequence are not read.
+// What it gives to hidden elements is replaced by the masks of positions, which come behind it. Of a tile that lies in the
+// sequence whole, and a mask of 8 or 16 bits whose keys are neighbours, a thread reads pairs of keys before S is
+// multiplied, so that latency hides under it; not in kernels with one stage, which have no registers for them. A pair belongs to the row l / 4 and the keys 2 (l % 4) + {0, 1}
+// of a block of 8 x 8; where keys are owned, movmatrix gives each lane the pair of rows that it needs. Elsewhere elements
+// are read one by one, with any strides, and those outside of the sequence are not. Kinds of masks are told apart at run
+// time.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include <cutlass/numeric_types.h>
 
+#include "sdpa/arch/movmatrix.hpp"
 #include "sdpa/attention/constants.hpp"
 #include "sdpa/attention/params.hpp"
 #include "sdpa/attention/sequence.cuh"
 
 namespace sdpa::fmha_bwd {
 
-// scores, coords: (rows, cols), whose coordinates are (key, row) with kOwnsKeys and (row, key) without, within the tile
-// at (first_own, first_stream).
-template <bool kOwnsKeys, class Scores, class Coords>
-SDPA_DEVICE void add_mask(Scores &scores, const Coords &coords, const MaskRef &mask, int bidb, int bidh, int first_own,
-                          int first_stream, const Sequence &sequence) {
-  using namespace cute;
-  const char *const head = mask.data + bidb * mask.batch_stride + bidh * mask.head_stride;
-  const auto for_each = [&](auto body) SDPA_INLINE_LAMBDA {
-    CUTE_UNROLL
-    for (int i = 0; i < size<0>(scores); ++i) {
-      const int own = first_own + get<0>(coords(i, 0));
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) {
-        const int streamed = first_stream + get<1>(coords(i, j));
-        const int row = kOwnsKeys ? streamed : own, key = kOwnsKeys ? own : streamed;
-        if (row < sequence.seqlen_q && key < sequence.seqlen_k)
-          body(scores(i, j), head + row * mask.row_stride + key * mask.column_stride);
-      }
+// Of one tile at a time. Coords: (rows, cols) of its scores, whose coordinates are (key, row) with kOwnsKeys and
+// (row, key) without, within the tile at (first_own, first_stream).
+template <class Traits>
+class TileMask {
+  using Arch = typename Traits::Arch;
+
+  static constexpr bool kOwnsKeys = Traits::kOwnsKeys;
+  static constexpr int kRows = Traits::kRowsPerThread;
+  static constexpr int kPairs = Traits::kStream / 8;  // of neighbouring columns, in a row of the thread
+
+  static constexpr bool kReadsPairs = Traits::kStages > 1;
+
+  const MaskRef &mask;
+  const bool has_pairs;
+  uint32_t pairs[kRows][kPairs];
+
+ public:
+  SDPA_DEVICE TileMask(const MaskRef &mask_, int first_own, int first_stream, const Sequence &sequence)
+      : mask(mask_),
+        has_pairs(kReadsPairs && mask.is_vectorised && mask.type != MaskType::kF32 &&
+                  first_own + Traits::kOwn <= (kOwnsKeys ? sequence.seqlen_k : sequence.seqlen_q) &&
+                  first_stream + Traits::kStream <= (kOwnsKeys ? sequence.seqlen_q : sequence.seqlen_k)) {}
+
+  // Reads what can be read as pairs.
+  template <class Coords>
+  SDPA_DEVICE void fetch(const Coords &coords, int bidb, int bidh, int first_own, int first_stream) {
+    if (!has_pairs) return;
+    const char *const head = head_of(bidb, bidh);
+    if (mask.type == MaskType::kBool) {
+      for_each_pair([&](int i, int j) SDPA_INLINE_LAMBDA {
+        const char *const at = pair_at<1>(head, coords, i, j, first_own, first_stream);
+        Arch::check_alignment(at, 2);
+        pairs[i][j] = Arch::byte_pair(*reinterpret_cast<const uint16_t *>(at), 0);
+      });
+    } else {
+      for_each_pair([&](int i, int j) SDPA_INLINE_LAMBDA {
+        const char *const at = pair_at<2>(head, coords, i, j, first_own, first_stream);
+        Arch::check_alignment(at, 4);
+        pairs[i][j] = *reinterpret_cast<const uint32_t *>(at);
+      });
     }
-  };
-  if (mask.type == MaskType::kBool) {
-    for_each([](float &score, const char *at) SDPA_INLINE_LAMBDA { score = *at != 0 ? score : -INFINITY; });
-  } else if (mask.type == MaskType::kF32) {
-    for_each([](float &score, const char *at)
-                 SDPA_INLINE_LAMBDA { score = fmaf(*reinterpret_cast<const float *>(at), kLog2e, score); });
-  } else if (mask.type == MaskType::kF16) {
-    for_each([](float &score, const char *at) SDPA_INLINE_LAMBDA {
-      score = fmaf(static_cast<float>(*reinterpret_cast<const cutlass::half_t *>(at)), kLog2e, score);
-    });
-  } else {
-    for_each([](float &score, const char *at) SDPA_INLINE_LAMBDA {
-      score = fmaf(static_cast<float>(*reinterpret_cast<const cutlass::bfloat16_t *>(at)), kLog2e, score);
-    });
   }
-}
+
+  // scores: (rows, cols)
+  template <class Scores, class Coords>
+  SDPA_DEVICE void add(Scores &scores, const Coords &coords, int bidb, int bidh, int first_own, int first_stream,
+                       const Sequence &sequence) {
+    if (has_pairs) {
+      with_type([&](auto add_one) SDPA_INLINE_LAMBDA {
+        for_each_pair([&](int i, int j) SDPA_INLINE_LAMBDA {
+          const uint32_t pair = kOwnsKeys ? arch::transpose(pairs[i][j]) : pairs[i][j];
+          add_one(scores(i, 2 * j), pair & 0xffffu);
+          add_one(scores(i, 2 * j + 1), pair >> 16);
+        });
+      });
+      return;
+    }
+    const char *const head = head_of(Arch::forget_origin(bidb), bidh);
+    const auto for_each = [&](auto body) SDPA_INLINE_LAMBDA {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const int own = first_own + get<0>(coords(i, 0));
+        CUTE_UNROLL
+        for (int j = 0; j < 2 * kPairs; ++j) {
+          const int streamed = first_stream + get<1>(coords(i, j));
+          const int row = kOwnsKeys ? streamed : own, key = kOwnsKeys ? own : streamed;
+          if (row < sequence.seqlen_q && key < sequence.seqlen_k)
+            body(scores(i, j), head + row * mask.row_stride + key * mask.column_stride);
+        }
+      }
+    };
+    if (mask.type == MaskType::kF32) {
+      for_each([](float &score, const char *at)
+                   SDPA_INLINE_LAMBDA { score = fmaf(*reinterpret_cast<const float *>(at), kLog2e, score); });
+    } else {
+      with_type([&](auto add_one) SDPA_INLINE_LAMBDA {
+        for_each([&](float &score, const char *at) SDPA_INLINE_LAMBDA {
+          add_one(score, mask.type == MaskType::kBool ? *reinterpret_cast<const uint8_t *>(at)
+                                                      : *reinterpret_cast<const uint16_t *>(at));
+        });
+      });
+    }
+  }
+
+ private:
+  SDPA_DEVICE const char *head_of(int bidb, int bidh) const {
+    return mask.data + bidb * mask.batch_stride + bidh * mask.head_stride;
+  }
+
+  // Where the pair of keys (i, j) lies that this lane reads.
+  template <int kBytes, class Coords>
+  SDPA_DEVICE const char *pair_at(const char *head, const Coords &coords, int i, int j, int first_own,
+                                  int first_stream) const {
+    const int lane = Arch::thread_idx() % 32, turned = kOwnsKeys ? lane / 4 - 2 * (lane % 4) : 0;
+    const int own = first_own + get<0>(coords(i, 0)) - turned;
+    const int streamed = first_stream + get<1>(coords(0, 2 * j)) + turned;
+    const int row = kOwnsKeys ? streamed : own, key = kOwnsKeys ? own : streamed;
+    return head + int64_t{row} * static_cast<int32_t>(mask.row_stride) + key * kBytes;
+  }
+
+  // Calls `body` with what adds an element of 8 or 16 bits, as `bits`, to a score.
+  template <class Body>
+  SDPA_DEVICE void with_type(Body body) const {
+    if (mask.type == MaskType::kBool) {
+      body([](float &score, uint32_t bits) SDPA_INLINE_LAMBDA { score = bits != 0 ? score : -INFINITY; });
+    } else if (mask.type == MaskType::kF16) {
+      body([](float &score, uint32_t bits) SDPA_INLINE_LAMBDA {
+        score = fmaf(static_cast<float>(cutlass::half_t::bitcast(static_cast<uint16_t>(bits))), kLog2e, score);
+      });
+    } else {
+      body([](float &score, uint32_t bits) SDPA_INLINE_LAMBDA {
+        score = fmaf(static_cast<float>(cutlass::bfloat16_t::bitcast(static_cast<uint16_t>(bits))), kLog2e, score);
+      });
+    }
+  }
+
+  template <class Body>
+  SDPA_DEVICE static void for_each_pair(Body &&body) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < kPairs; ++j) body(i, j);
+    }
+  }
+};
 
 }  // namespace sdpa::fmha_bwd

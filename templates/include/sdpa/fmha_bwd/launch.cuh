@@ -134,7 +134,7 @@ Params to_params(const sdpa_bwd_params &given) {
   params.window_right = p.is_causal ? 0 : p.has_window ? p.window_right : -1;
   params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
   params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
-  if (p.mask != nullptr) params.mask = to_mask(p, 1);
+  if (p.mask != nullptr) params.mask = to_mask(p, 2);
   params.dropout = fmha_fwd::to_dropout(p);
   params.softmax_scale_log2 = finite(double{p.softmax_scale} * double{kLog2e});
   params.p_keep = 1.f - p.p_dropout;
@@ -161,6 +161,9 @@ BiasParams to_bias_params(const sdpa_bwd_params &given) {
   params.dbias = given.dbias;
   for (int i = 0; i < 4; ++i) params.dbias_stride[i] = given.dbias_stride[i];
   params.dbias_type = static_cast<MaskType>(given.dbias_type);
+  const int64_t strides = given.dbias_stride[0] | given.dbias_stride[1] | given.dbias_stride[2];
+  params.has_dbias_pairs =
+      given.dbias_stride[3] == 1 && strides % 2 == 0 && reinterpret_cast<uintptr_t>(given.dbias) % 4 == 0;
   params.batch = p.batch;
   params.sums_batches = given.dbias_stride[0] == 0;
   params.sums_heads = given.dbias_stride[1] == 0;

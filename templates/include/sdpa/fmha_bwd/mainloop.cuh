@@ -206,6 +206,11 @@ struct Mainloop {
         const int first_stream = block * kStream;
         const float2 *const statistics = smem_statistics + slot * kStream;
 
+        [[maybe_unused]] auto mask = mask_of_tile(params, tile, first_stream, sequence);
+        if constexpr (Traits::kHasMask) {
+          if (params.mask.data != nullptr) mask.fetch(tScS, tile.bidb, tile.bidh + head, first_own, first_stream);
+        }
+
         Tensor tSrS = product(slot, 0);                                                  // ((2, 2), MMA_M, MMA_N)
         Tensor scores = make_tensor(tSrS.data(), accumulator_rows_cols(tSrS.layout()));  // (rows, cols)
         const float scale = params.softmax_scale_log2;
@@ -219,18 +224,17 @@ struct Mainloop {
             scores(i, j + 1) = fmaf(scores(i, j + 1), scale, minus_lse[i]);
           }
         });
-        if (needs_mask) {  // behind the scale, which may be negative or 0
+        if constexpr (Traits::kHasMask) {
+          if (params.mask.data != nullptr)
+            mask.add(scores, tScS, tile.bidb, tile.bidh + head, first_own, first_stream, sequence);
+        }
+        if (needs_mask) {  // behind the scale, which may be negative or 0, and the bias, which may be NaN
           if constexpr (kOwnsKeys) {
             const int first_key = kMakesDq ? Arch::forget_origin(first_own) : first_own;
             apply_row_mask(scores, tScS, first_key, first_stream, sequence);
           } else {
             apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
           }
-        }
-        if constexpr (Traits::kHasMask) {
-          if (params.mask.data != nullptr)
-            add_mask<kOwnsKeys>(scores, tScS, params.mask, tile.bidb, tile.bidh + head, first_own, first_stream,
-                                sequence);
         }
         CUTE_UNROLL
         for (int i = 0; i < size(tSrS); ++i) tSrS(i) = Arch::exp2(tSrS(i));
@@ -271,6 +275,16 @@ struct Mainloop {
       }
     }
     Arch::template cp_async_wait<0>();
+  }
+
+  // Of the tile with the streamed rows from `first_stream` on.
+  SDPA_DEVICE static auto mask_of_tile(const Params &params, const OwnedTile &tile, int first_stream,
+                                       const Sequence &sequence) {
+    if constexpr (Traits::kHasMask) {
+      return TileMask<Traits>(params.mask, tile.block * kOwn, first_stream, sequence);
+    } else {
+      return nullptr;
+    }
   }
 
   // Row 0 of a head.

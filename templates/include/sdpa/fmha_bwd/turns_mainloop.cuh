@@ -166,17 +166,17 @@ struct TurnsMainloop {
               scores(i, j + 1) = fmaf(scores(i, j + 1), scale, minus_lse[i]);
             }
           });
-          if (needs_mask) {  // behind the scale, which may be negative or 0
+          if constexpr (Traits::kHasMask) {
+            if (params.mask.data != nullptr)
+              Shared::mask_of_tile(params, tile, first_stream, sequence)
+                  .add(scores, tScS, tile.bidb, tile.bidh + head, first_own, first_stream, sequence);
+          }
+          if (needs_mask) {  // behind the scale, which may be negative or 0, and the bias, which may be NaN
             if constexpr (kOwnsKeys) {
               apply_row_mask(scores, tScS, first_own, first_stream, sequence);
             } else {
               apply_mask<Traits>(scores, tScS, first_own, first_stream, params, sequence);
             }
-          }
-          if constexpr (Traits::kHasMask) {
-            if (params.mask.data != nullptr)
-              add_mask<kOwnsKeys>(scores, tScS, params.mask, tile.bidb, tile.bidh + head, first_own, first_stream,
-                                  sequence);
           }
           CUTE_UNROLL
           for (int i = 0; i < size(tSrS); ++i) tSrS(i) = Arch::exp2(tSrS(i));
