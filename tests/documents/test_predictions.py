@@ -13,8 +13,10 @@ import pytest
 
 from benchmarks.documents import family_results, kernel_rows, model_quality, prediction_tables
 from benchmarks.documents.model_quality import Quality
+from sdpa_cutlass import DType, Problem
 from sdpa_cutlass.choice import cost
 from sdpa_cutlass.choice.cost import MODELS
+from sdpa_cutlass.choice.cost.fmha_fwd_q8 import FmhaFwdQ8Split
 from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 from sdpa_cutlass.cli import results, suites
 from sdpa_cutlass.cli.predictions import (
@@ -69,6 +71,27 @@ def test_every_familys_model_is_good_on_the_committed_results(
     assert one.rank >= 0.9
     assert one.error <= 0.15
     assert one.is_good
+
+
+def test_decoding_from_bytes_is_priced() -> None:
+    """One query over a QuantizedKV: predicted over measured microseconds of the second launch alone."""
+    found = json.loads((RESULTS / "tuning" / "2026-11-26-h200-decode-8-bits.json").read_text())
+    ratios = []
+    for row in found["rows"]:
+        problem = Problem(
+            dtype=DType(row["dtype"]),
+            **{name: row[name] for name in ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k")},
+            head_dim=row["head_dim"],
+        )
+        for kernel in kernel_rows.release():
+            measured = row["gpu_us"].get(kernel.accuracy.name.lower())
+            asked = (Family.FMHA_FWD_Q8, problem.dtype, problem.head_dim)
+            if measured and kernel.is_split and (kernel.family, kernel.dtype, kernel.head_dim) == asked:
+                cycles, _ = FmhaFwdQ8Split(kernel, problem, H200.device).cost_of_held(problem)
+                ratios.append(cycles / (1e3 * CLOCK_GHZ) / measured)
+    assert len(ratios) == 28
+    assert all(0.85 < ratio < 1.12 for ratio in ratios)
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.05
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

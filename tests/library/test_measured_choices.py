@@ -20,6 +20,7 @@ from benchmarks.documents import kernel_rows, random_tables
 from benchmarks.tiles import model
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import Estimate, estimate
+from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.choice.select import families_with_plain, order, ranking
 from sdpa_cutlass.cli import predictions, results, suites
 from sdpa_cutlass.cli.tuning import derive, journal
@@ -97,12 +98,12 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
 @pytest.mark.parametrize(
     ("run", "samples", "mean", "worst"),
     [
-        ("2026-11-24-h200-f16-random", 55, 1.01, 1.2),
-        ("2026-11-25-h200-f16-random", 23, 1.02, 1.25),
-        ("2026-11-25-h100-f16-random", 29, 1.025, 1.31),
-        ("2026-11-25-h100-f16-random-second", 60, 1.003, 1.05),
-        ("2026-11-25-h100-f16-random-third", 20, 1.01, 1.14),
-        ("2026-11-26-h100-f16-random", 25, 1.02, 1.28),
+        ("2026-11-24-h200-f16-random", 55, 1.008, 1.19),
+        ("2026-11-25-h200-f16-random", 23, 1.002, 1.03),
+        ("2026-11-25-h100-f16-random", 29, 1.006, 1.13),
+        ("2026-11-25-h100-f16-random-second", 60, 1.005, 1.14),
+        ("2026-11-25-h100-f16-random-third", 20, 1.009, 1.14),
+        ("2026-11-26-h100-f16-random", 25, 1.006, 1.08),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -135,12 +136,18 @@ def test_little_is_lost_on_masks_of_hopper() -> None:
     assert max(regrets.values()) < 1.46
 
 
-def test_little_is_lost_where_queries_or_keys_are_few() -> None:
-    """42 problems on which random runs had lost most or that are near them, every kernel with several splits.
+@pytest.mark.parametrize(
+    ("name", "problems", "mean", "worst"),
+    [("2026-11-25-h100-few-queries", 42, 1.035, 1.23), ("2026-11-26-h200-two-groups", 14, 1.012, 1.06)],
+)
+def test_little_is_lost_where_queries_or_keys_are_few(
+    name: str, problems: int, mean: float, worst: float
+) -> None:
+    """Problems on which random runs had lost most or that are near them, every kernel with several splits.
 
-    Causal masks are numbered: 1 is top left, 2 bottom right.
+    Causal masks are numbered: 1 is top left, 2 bottom right. No constant was fitted to the second file.
     """
-    found = json.loads((JOURNALS / "2026-11-25-h100-few-queries.json").read_text())
+    found = json.loads((JOURNALS / f"{name}.json").read_text())
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     device = predictions.H200.device
     regrets = {}
@@ -150,18 +157,19 @@ def test_little_is_lost_where_queries_or_keys_are_few() -> None:
             (b, hq, hkv, sq, sk, d), causal=(None, Causal.TOP_LEFT, Causal.BOTTOM_RIGHT)[causal]
         )
         times: dict[str, dict[int, float]] = {}
-        for name, time in row["times"].items():
-            if name != "flash":
-                times.setdefault(name.split("/")[0], {})[int(name.split("/")[1])] = time
+        for run, time in row["times"].items():
+            kernel, _, splits = run.replace("#", "/").partition("/")
+            if kernel in kernels and not mismatches(kernels[kernel], problem):
+                times.setdefault(kernel, {})[int(splits)] = time
         plain = families_with_plain(map(kernels.__getitem__, times))
         priced = [(kernels[name], estimate(kernels[name], problem, device)) for name in times]
         chosen, cost = min(priced, key=lambda pair: order(pair[0], pair[1], problem, plain))
         nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
         best = min(min(by_splits.values()) for by_splits in times.values())
         regrets[str(row["problem"])] = times[chosen.name][nearest] / best
-    assert len(regrets) == 42
-    assert statistics.geometric_mean(regrets.values()) < 1.055
-    assert max(regrets.values()) < 1.3, max(regrets, key=regrets.__getitem__)
+    assert len(regrets) == problems
+    assert statistics.geometric_mean(regrets.values()) < mean
+    assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)
 
 
 # What is asked, batch, heads, seqlen, head_dim: µs of general kernels, by family, arch and tile.

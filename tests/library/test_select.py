@@ -186,7 +186,7 @@ def test_general_kernels_cost_more_and_head_dim_counts() -> None:
     wider = dataclasses.replace(general, head_dim=128)
     assert cycles(wider, head_dim=32, head_dim_v=32) > cycles(general, head_dim=32, head_dim_v=32)
     assert cycles(general) < cycles(general, head_dim=32, head_dim_v=32) < 1.3 * cycles(general)
-    assert cycles(general, head_dim_v=32) == cycles(general)
+    assert cycles(general, head_dim_v=32) == pytest.approx(cycles(general), rel=0.005)
 
 
 def test_names_say_what_rows_are() -> None:

@@ -15,19 +15,20 @@ products (head_dim 32 on an H200), the softmax's other instructions overlap with
 scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take
 longer than their plain twins; masks and dropout add instructions to every score, causal masks to those of the
 blocks on the diagonal; a warp waits for the loads of a dense mask in every round but the first; kernels
-compute on their own head_dim, however much of it is used, and longer where columns are missing. What a wide
-or split kernel costs once, the first CTA of an SM pays. In grids of several waves, the ends of a later CTA (Q
-in, O out) cost more the taller its tile is and are hidden in part under its neighbours' rounds: where these
-are few, as with 77 keys, small tiles win; and all Q and O have to cross. A causal kernel ends with its
-longest CTA, beside shorter ones on its SM. Split kernels pack the query heads of a key head into their tiles,
-and when several CTAs share a tile, they meet in global memory at the end. Lengths are unknown here: sequences
-count as full. The constants were fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512
-(tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times the batch;
-tests/library/test_select.py lists some and holds the model within 13 %. Pieces and later ends come from
-random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting costs
-from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what split and
-wide kernels cost once and what few keys save, from random problems there and on an H100. The constants of
-general kernels are estimates. What counts is the ranking: other cards enter only through their rates.
+compute on their own head_dim, however much of it is used, and longer where columns are missing. What a kernel
+costs once, the first CTA of an SM pays, and those that begin beside it wait for each other's loads. In grids
+of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in
+part under its neighbours' rounds: where these are few, as with 77 keys, small tiles win; and all Q and O have
+to cross. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
+query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at
+the end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
+H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and
+at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %.
+Pieces and later ends come from random problems and `tune` on the same card
+(tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
+8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what beginnings and ends cost and what few keys save, from
+the random problems of six runs there and on an H100 (2026-11-26). The constants of general kernels are
+estimates. What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -55,22 +56,23 @@ if TYPE_CHECKING:
 
 _ROUND_LATENCY = 300
 _MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
-_COLUMN_BYTES_PER_CLOCK = 1.25  # of K and V into an SM, for each column of the pieces that rows are copied in
-_UNALIGNED_SHARE = 0.6  # of that rate, where a row is no whole number of pieces
-_LATER_CYCLES = 1000  # of a later CTA's ends, next to its rows of Q and O
-_LATER_BYTES_PER_CLOCK = 5
-_CROSSING_BYTES_PER_CLOCK = 8.3  # of Q and O, where CTAs follow each other on every SM
-_Q_FIRST_CYCLES = 1000  # Q goes through shared memory before V may have its place
-_HIDDEN_SHARE = 0.3  # of its neighbours' rounds, under which a later CTA's ends are hidden
-_RING_HEAD_START = 1470  # KV groups start with three tiles in flight and Q in registers
-_MERGE_CYCLES_PER_WARP = 160  # all warps of the CTA wait for each other
-_CAUSAL_ALU_PER_SCORE = 8  # in blocks that the diagonal crosses
-_WIDE_CYCLES = 2300  # of a first CTA at head_dim 256, as its square: code that is met once
-_SPLIT_WIDE_CYCLES = 3000  # the same of a split kernel
-_WIDE_FROM = 128  # head_dim of plain and general kernels that cost less
-_PACKED_CYCLES = 0.13  # for an element of Q in each KV group of a split kernel: rows of several heads
-_PACKED_CYCLES_OF_ONE = 0.2  # the same without KV groups
-_OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
+_COLUMN_BYTES_PER_CLOCK = 1.39  # of K and V into an SM, for each column of the pieces that rows are copied in
+_UNALIGNED_SHARE = 0.72  # of that rate, where a row is no whole number of pieces
+_BESIDE_SHARE = 0.64  # of it, where CTAs that begin together load Q: each waits for those before it
+_LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
+_LATER_BYTES_PER_CLOCK = 7.6
+_CROSSING_BYTES_PER_CLOCK = 7.8  # of Q and O, where CTAs follow each other on every SM
+_Q_FIRST_CYCLES = 900  # Q goes through shared memory before V may have its place
+_HIDDEN_SHARE = 0.22  # of its neighbours' rounds, under which a later CTA's ends are hidden
+_RING_HEAD_START = 1100  # KV groups start with three tiles in flight and Q in registers
+_MERGE_CYCLES_PER_WARP = 100  # all warps of the CTA wait for each other
+_CAUSAL_ALU_PER_SCORE = 6.6  # in blocks that the diagonal crosses
+# Of a first CTA, on top of CTA_CYCLES: a warp of a plain or general kernel writes its elements of O one after
+# the other; split kernels meet more code, the more the wider they are (at head_dim 256, as its square).
+_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.54, 800
+_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 620, 3600
+_PACKED_CYCLES = 0.32  # for an element of Q of a warp in a split kernel: rows of several heads
+_OVERLAP_LOSS = 0.378  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -78,14 +80,14 @@ _ALU_PER_SCORE = 6
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
 _GENERAL_SLOWDOWN = 1.04
-_PADDED_SLOWDOWN = 1.15  # of a kernel for a larger head_dim: columns are predicated
+_PADDED_SLOWDOWN = 1.11  # of a kernel for a larger head_dim: columns are predicated
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
-_SPLIT_CYCLES = 4500  # partial results to memory, and a counter
+_SPLIT_CYCLES = 2800  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
-_TRIP_CYCLES = 300
-_PART_CYCLES = 0.4  # for an element of O that is left in memory and read again
+_TRIP_CYCLES = 470
+_PART_CYCLES = 0.59  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
 MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
@@ -143,17 +145,21 @@ class FmhaFwd(Model):
         self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
-        is_wide = kernel.is_split or (kernel.kv_groups == 1 and kernel.head_dim > _WIDE_FROM)
-        wide = (_SPLIT_WIDE_CYCLES if kernel.is_split else _WIDE_CYCLES) if is_wide else 0
-        self._wide = wide * (kernel.head_dim / 256) ** 2
+        if kernel.is_split:
+            self._first = _SPLIT_FIRST_CYCLES + _SPLIT_WIDE_CYCLES * (kernel.head_dim / 256) ** 2
+        else:
+            elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps
+            self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED
         # The first loads of a mask lie under those of Q and K.
         self._once = [
             (masking + merge) * count + work.cycles(count) - round_cycles
             for count, round_cycles in enumerate(self._round)
         ]
-        packing = _PACKED_CYCLES * kernel.kv_groups if kernel.kv_groups > 1 else _PACKED_CYCLES_OF_ONE
+        packing = _PACKED_CYCLES * kernel.kv_groups / kernel.warps
         self._row_cycles = packing * problem.head_dim if kernel.is_split else 0.0
-        self._ends = CTA_CYCLES - head_start + 2 * q_bytes / L2_BYTES_PER_CLOCK
+        # Q and O go in the pieces of K and V.
+        self._ends = CTA_CYCLES - head_start + kernel.block_m * self._key_load
+        self._beside = self._key_load / _BESIDE_SHARE  # of a row
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
@@ -192,10 +198,11 @@ class FmhaFwd(Model):
             longest = self._longest(limited_rows, keys_a_round, ctas, share, round_cycles)
 
         full, rest = divmod(share, resident)
-        ends = self._ends + self._wide
+        ends = self._ends + self._first
         rounds = mean_rounds * round_cycles[resident]
         later_ends = max(self._ends, self._later_ends - _HIDDEN_SHARE * rounds) / resident
-        cycles = ends + full * (rounds + once[resident]) + (full - 1) * later_ends
+        beside = (resident - 1) * used * self._beside
+        cycles = ends + beside + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
         crossing = 0.0

@@ -13,9 +13,10 @@ estimates, and its bytes. Exact and quantised kernels never compete.
 
 In a round of a split kernel each warp of a CTA takes a block of keys of its own, for 16 rows, whatever of
 them exist; a warp that waits for nobody still takes its own chain of latencies. Next to that every warp loads
-its blocks for itself, which the others share: half of that time counts as not hidden, and so these kernels
-lose where rows are many. The number of splits is that of fmha_fwd: the fastest of those whose CTAs all run at
-once. All of this is a prediction.
+its blocks for itself, from the L2 cache, or all of them from DRAM where the cache does not hold them. The
+number of splits is that of fmha_fwd: the fastest of those whose CTAs all run at once. The rate of loads was
+fitted to one query over 4096 to 131072 keys, which are held in bytes
+(benchmarks/results/tuning/2026-11-26-h200-decode-8-bits.json); on other cards this is a prediction.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
 from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles, merge_cycles, resident_ctas
 from .model import (
+    CLOCK_GHZ,
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
@@ -49,8 +51,8 @@ _PASS_BYTES = {Accuracy.INT8: 6, Accuracy.INT8_QK: 3}  # for a key and a column
 _PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
 _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
 # Of split kernels.
-_CHAIN_CYCLES = 900  # of a block, in which its warp waits
-_LOADING_SHARE = 0.5  # of the time that loads take, next to what is issued
+_CHAIN_CYCLES = 600  # of a block, in which its warp waits
+_LOADED_BYTES_PER_CLOCK = 25  # of an SM, where all ask
 _MAX_SPLITS = 128  # more than in 16 bits: a CTA has half of the bytes
 
 
@@ -96,8 +98,9 @@ class FmhaFwdQ8(Model):
         tile = self._blocks(problem) * self._block
         if self._is_causal:
             tile += _MASKED_BLOCKS * self._block * ceil_div(kernel.block_m, kernel.block_n)
-        # The CTAs of an SM share its rate; the last wave may be a part of one.
-        rounds = max(tiles / sms, 1) if self._is_causal else ceil_div(tiles, sms)
+        # The CTAs of an SM share its rate; the last wave may be a part of one, where tiles are unlike.
+        is_dealt = self._is_causal and problem.seqlen_q > kernel.block_m
+        rounds = max(tiles / sms, 1) if is_dealt else ceil_div(tiles, sms)
         ends = CTA_CYCLES * ceil_div(tiles, sms * self._resident)
         return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
 
@@ -122,24 +125,32 @@ class FmhaFwdQ8Split(Model):
         super().__init__(kernel, device)
         groups, head_dim = kernel.kv_groups, kernel.head_dim
         key_bytes = (2 if kernel.accuracy is Accuracy.INT8 else 3) * head_dim  # and its value's
-        loads = groups * kernel.block_n * key_bytes / L2_BYTES_PER_CLOCK
+        loads = groups * kernel.block_n * key_bytes / _LOADED_BYTES_PER_CLOCK
+        self._key_bytes = key_bytes
         issue = _issue_cycles(kernel, device, kernel.block_m // 16 * groups)
         self._resident = resident_ctas(kernel, device)
         # Of a round, by the CTAs that share an SM.
         self._round = [
-            max(count * (issue + _LOADING_SHARE * loads), count * loads, issue + _CHAIN_CYCLES)
+            max(count * loads, loads + issue + _CHAIN_CYCLES, count * issue)
             for count in range(self._resident + 1)
         ]
+        self._round[0] = 0.0
         self._once = CTA_CYCLES + merge_cycles(kernel)
         self._meetings: dict[int, list[float]] = {}
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n
 
     def cost(self, problem: Problem) -> tuple[float, int]:
+        cycles, num_splits = self.cost_of_held(problem)
+        return LAUNCH_CYCLES + _pass_cycles(self.kernel, self.device, problem) + cycles, num_splits
+
+    def cost_of_held(self, problem: Problem) -> tuple[float, int]:
+        """The same of keys and values whose bytes there are: of the second launch alone."""
         kernel, sms = self.kernel, self.device.sms
         heads = problem.num_heads_q // problem.num_heads_kv  # in a tile
         rows = problem.seqlen_q * heads
-        tiles = ceil_div(rows, kernel.block_m) * problem.batch * problem.num_heads_kv
+        key_heads = problem.batch * problem.num_heads_kv
+        tiles = ceil_div(rows, kernel.block_m) * key_heads
         limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
         blocks = ceil_div(problem.seqlen_k, kernel.block_n)
         if limited_rows is not None:
@@ -152,10 +163,12 @@ class FmhaFwdQ8Split(Model):
         share = ceil_div(tiles * num_splits, sms)  # of the busiest SM
         resident = min(share, self._resident)
         full, rest = divmod(share, resident)
-        cycles = full * (rounds * self._round[resident] + self._once)
-        if rest:
-            cycles += rounds * self._round[rest] + self._once
-        return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + cycles + meeting, num_splits
+        cycles = rounds * (full * self._round[resident] + self._round[rest])
+        held = self.device.dram_us(key_heads * blocks * kernel.block_n * self._key_bytes)
+        if held:  # the last round begins when all has come
+            cycles = max(cycles, 1e3 * CLOCK_GHZ * held + self._round[1])
+        cycles += (full + (rest > 0)) * self._once
+        return LAUNCH_CYCLES + cycles + meeting, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
         return 2 * ceil_div(rows, self.kernel.block_m) * heads <= self.device.sms * self._resident

@@ -7,11 +7,13 @@ Exponentials of one consumer run under the products of the others, but for a par
 fewer products there are to hide it, and the fewer consumers. A card that is full runs slower than one with a
 few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
 at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
-beginning and an end, in which Q and O cross the L2 cache. The constants were fitted to 388 measurements on an
-H200 (2026-11-24, fp16, graph replays): the random problems and the grid of that day's results, of which half
-were within 6 %. Since Q has two buffers, what a further tile costs is fitted to 80 measurements on an H100
-(benchmarks/results/tuning/2026-11-25-h100-orders.json), of which half are within 4.3 %. What general kernels
-cost more was fitted to `benchmarks.compare_kernels` on the H200.
+beginning and an end, in which Q and O cross the L2 cache, in pieces as K and V do: narrow ones are slow.
+These rates were fitted to 857 times of six runs of random problems (H200 and H100, 2026-11-26). The other
+constants were fitted to 388 measurements on an H200 (2026-11-24, fp16, graph replays): the random problems
+and the grid of that day's results, of which half were within 6 %. Since Q has two buffers, what a further
+tile costs is fitted to 80 measurements on an H100 (benchmarks/results/tuning/2026-11-25-h100-orders.json), of
+which half are within 4.3 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the
+H200.
 What masks cost was fitted to 72 problems on the H200
 (benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json); a boolean mask is priced between one whose
 blocks are all true and a dense one. Where all SMs read a mask and K and V, these come at the rate that K and
@@ -37,15 +39,17 @@ _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
 _FIRST_CYCLES = {2: 5300, 3: 6200}
 _TILE_CYCLES = {2: 3000, 3: 1300}
-_Q_BYTES_PER_CLOCK = 36.5  # and of O, where every SM asks for them
+# Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
+_Q_BYTES_PER_CLOCK = {16: 16.3, 32: 32, 64: 33}
+_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 11, 32: 16.4, 64: 21.6}
 _FULL_CARD_LOSS = 0.237
-_UNALIGNED_LOSS = 0.161  # on top of that
+_UNALIGNED_LOSS = 0.053  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
 _NARROW_LOSS = {2: 1.2, 3: 1.08}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
-# of a piece: six kernels at head_dim 72 (H100, 2026-11-25).
-_UNALIGNED_BYTES_PER_CLOCK = {16: 12.5, 32: 15.4, 64: 24.5}
+# of a piece.
+_UNALIGNED_BYTES_PER_CLOCK = {16: 11.4, 32: 14, 64: 23.2}
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
 _EXPOSED = {2: 0.53, 3: 0.3}
 _HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there are as many products again
@@ -107,7 +111,8 @@ class FmhaFwdSm90(Model):
             unaligned = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
             self._loads = max(self._loads, unaligned)
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
-        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
+        rates = _UNALIGNED_Q_BYTES_PER_CLOCK if is_unaligned else _Q_BYTES_PER_CLOCK
+        self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE
 
@@ -117,13 +122,14 @@ class FmhaFwdSm90(Model):
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         tiles: float = ceil_div(problem.seqlen_q, kernel.block_m) * heads
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
+        used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
             priced_keys = ceil_div(problem.seqlen_k, KEYS_OF_A_PRICE) * KEYS_OF_A_PRICE
-            tiles = (priced_rows / kernel.block_m + 0.5) * heads
-            blocks = priced_keys / kernel.block_n + 0.5
+            tiles = min(tiles, (priced_rows / kernel.block_m + 0.5) * heads)
+            blocks = min(blocks, priced_keys / kernel.block_n + 0.5)
         load = min(tiles / sms, 1)
         block = max(self._block * (1 + self._full_card_loss * load), self._loads * load)
-        crossing = self._row_bytes * min(priced_rows, kernel.block_m) * load / _Q_BYTES_PER_CLOCK
+        crossing = self._row_cycles * used * load
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         tile = longest = blocks * block
         if rows is not None:
