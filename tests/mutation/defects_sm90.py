@@ -334,13 +334,13 @@ HOPPER: tuple[Mutant, ...] = (
         by=Check.NUMERICS,
     ),
     Mutant(
-        name="hopper_loads_leave_out_nothing",
+        name="hopper_neighbour_of_a_visible_block",
         header=_LOAD,
-        old="while (blocks.next(params, 0, [&] { return TileRange{tile, keys, keys}; })) load_block(blocks.index);",
-        new="for (int n = keys.n_block_max - 1; n >= keys.n_block_min; --n) load_block(n);",
-        defect="consumers take a block that the mask hides for the next one that it does not",
+        old="load_block(blocks.index);",
+        new="load_block(blocks.index ^ 1);",
+        defect="a block's neighbour is loaded in its place",
         kernels=Kernels.HOPPER_GENERAL,
-        by=Check.RULES,
+        by=Check.NUMERICS,
     ),
     Mutant(
         name="hopper_dropout_of_the_first_keys",
