@@ -76,8 +76,8 @@ def qualities(files: Sequence[Results]) -> list[Quality]:
     ]
 
 
-def unchecked(files: Sequence[Results]) -> list[str]:
-    """The families of attention that have a cost model and no row in these files to check it."""
+def unmeasured(files: Sequence[Results]) -> list[str]:
+    """The families of attention that have a cost model and no measurement."""
     measured = {family for family, _, is_decode in pairs(files) if not is_decode}
     return [family.value for family in MODELS if family.value not in measured]
 

@@ -101,7 +101,7 @@ def quality(files: Sequence[Results]) -> list[str]:
     lines = [_line(head), _line(["---"] * 2 + ["---:"] * 3 + ["---"])]
     lines += [_line(_quality_cells(one)) for one in found]
     lines += ["", f"The goal is a rank correlation of {LEAST_RANK} and a median error of {MOST_ERROR:.0%}."]
-    missing = model_quality.unchecked(files)
+    missing = model_quality.unmeasured(files)
     if missing:
         lines.append(f"Families with a model and no measurement in these files: {', '.join(missing)}.")
     return lines

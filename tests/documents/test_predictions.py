@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 FILES = sorted(path for folder in ("", "quantised", "backward") for path in (RESULTS / folder).glob("*.json"))
 LEAST_ROWS = {"fmha_fwd_q8": 12, "fmha_bwd": 12}  # of other families 50
-UNCHECKED = ("fmha_bwd_fused",)  # their models are held to no committed time, and no choice asks them
+UNMEASURED = ("fmha_bwd_fused",)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def found(committed: list[Results]) -> dict[str, Quality]:
 @pytest.mark.parametrize(
     ("family", "suite"),
     [
-        *((family.value, "") for family in MODELS if family.value not in UNCHECKED),
+        *((family.value, "") for family in MODELS if family.value not in UNMEASURED),
         ("fmha_fwd", ", decode"),
         ("unfused", ", decode"),
     ],
@@ -72,9 +72,9 @@ def test_a_model_that_is_off_is_found(
     assert not any(one.is_good for one in model_quality.qualities(committed))
 
 
-def test_which_models_are_not_checked(committed: list[Results]) -> None:
+def test_which_families_are_without_measurements(committed: list[Results]) -> None:
     """Such a family is in no choice: see its cost model."""
-    assert model_quality.unchecked(committed) == list(UNCHECKED)
+    assert model_quality.unmeasured(committed) == list(UNMEASURED)
     assert not fmha_bwd_fused.IS_CHOSEN
 
 
