@@ -31,6 +31,7 @@ HEADERS = (
     *(f"{card.name} µs, predicted" for card in CARDS),
 )
 RIGHT = "right"
+REFUSED = "refused"
 NOTE = (
     "No GPU was used: the kernels ran on a model of one, thread by thread, and were compared with float64. "
     "No measured times are shown: times and ratios on a CPU mean nothing. Times on an L4, an RTX 4090 and an "
@@ -75,11 +76,16 @@ def verdict(row: Row | None) -> str:
 
 
 def conclusions(comparisons: Sequence[Comparison]) -> list[str]:
-    """For each of this library's families that took part: how many problems it got right."""
+    """For each of this library's families that took part: how many problems it got right, of those it ran."""
     lines = []
     for name in OURS:
         verdicts = [verdict(one.rows[name]) for one in comparisons if name in one.rows]
-        if verdicts:
-            right = verdicts.count(RIGHT)
-            lines.append(f"{name}: right on {right} of {len(verdicts)} problems")
+        refused = verdicts.count(REFUSED)
+        said = []
+        if len(verdicts) > refused:
+            said.append(f"right on {verdicts.count(RIGHT)} of {len(verdicts) - refused} problems")
+        if refused:
+            said.append(f"refused {refused}")
+        if said:
+            lines.append(f"{name}: {'; '.join(said)}")
     return lines

@@ -109,7 +109,7 @@ def test_without_a_gpu_the_table_has_errors_bounds_verdicts_and_predictions(
         assert "CPU: Some CPU" in text
         assert "are predictions of the cost models" in " ".join(text.split())
         assert "fused: right on 1 of 2 problems" in text
-        assert "piped: right on 1 of 2 problems" in text
+        assert "piped: right on 1 of 1 problems; refused 1" in text
         for word in ("geometric", "fused µs", "TFLOP", "torch_cudnn", "30000"):
             assert word not in text
 

@@ -273,7 +273,7 @@ def test_other_names_are_refused_with_the_grammar(name: str) -> None:
 @pytest.mark.parametrize("family", list(FAMILIES), ids=lambda family: family.name)
 def test_the_grammar_in_documents_is_that_of_the_tags(family: Family) -> None:
     tour = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    assert f"    {family.kernel.grammar()}\n" in tour
+    assert f"\n{family.kernel.grammar()}\n" in tour
     file = ROOT / f"generator/families/{family.name}/tiles.py"
     tile = type(family.sample.tile)
     assert f"names: {tile.grammar()}." in file.read_text(encoding="utf-8")
