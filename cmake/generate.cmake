@@ -4,7 +4,7 @@
 #   SDPA_GENERATED_SETS    names of sets of units; from the folder's sources.cmake, like
 #   SDPA_UNITS_<set>       its units, relative to the folder, and
 #   SDPA_ARCHS_<set>       the GPU architectures that they are for
-if(SKBUILD OR SDPA_FILTER)
+if(SKBUILD OR SDPA_FILTER OR SDPA_FAMILIES)
   set(_generated_dir ${CMAKE_BINARY_DIR}/generated)
 elseif(SDPA_SPACE STREQUAL "release")
   set(_generated_dir ${CMAKE_SOURCE_DIR}/build/generated)
@@ -16,6 +16,10 @@ set(SDPA_GENERATED_DIR ${_generated_dir})
 set(_command ${Python_EXECUTABLE} -m generator --out ${SDPA_GENERATED_DIR} --space ${SDPA_SPACE})
 if(SDPA_FILTER)
   list(APPEND _command --filter ${SDPA_FILTER})
+endif()
+if(SDPA_FAMILIES)
+  list(JOIN SDPA_FAMILIES "," _families)
+  list(APPEND _command --families ${_families})
 endif()
 execute_process(COMMAND ${_command} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} RESULT_VARIABLE _result
                 OUTPUT_VARIABLE _output ERROR_VARIABLE _output OUTPUT_STRIP_TRAILING_WHITESPACE)

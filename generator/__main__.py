@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.explain is not None:
             return _explain(arguments.explain)
-        chosen = _space(arguments.space, arguments.filter)
+        chosen = _space(arguments.space, arguments.families, arguments.filter)
         if arguments.list or arguments.rejected:
             return _list(chosen, rejected=arguments.rejected)
         return _generate(chosen, Path(arguments.out), check=arguments.check)
@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--filter", metavar="GLOB", help="only the kernels whose names match, e.g. '*_d64_*_f16'"
     )
+    parser.add_argument(
+        "--families", metavar="NAMES", help=f"only these, comma-separated, of {', '.join(FAMILIES.names)}"
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="print the kernels' names, write nothing")
     action.add_argument(
@@ -64,10 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _space(name: str, glob: str | None) -> Space:
+def _space(name: str, families: str | None, glob: str | None) -> Space:
     if name not in SPACES:
         raise RequestError(f"unknown space {name!r}; there are {', '.join(SPACES)}")
     chosen = FAMILIES.build(name)
+    if families is not None:
+        wanted = families.split(",")
+        for family in wanted:
+            if family not in FAMILIES.names:
+                raise RequestError(f"unknown family {family!r}; there are {', '.join(FAMILIES.names)}")
+        chosen = chosen.of_families(wanted)
     if glob is None:
         return chosen
     chosen = chosen.filtered(glob)

@@ -89,6 +89,11 @@ class Families:
     def __iter__(self) -> Iterator[Family]:
         return iter(self._families.values())
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the families, in order."""
+        return tuple(self._families)
+
     def of(self, kernel: Kernel) -> Family:
         """The kernel's family."""
         return self._families[kernel.family]

@@ -10,13 +10,14 @@ What a family lists must be legal. What it tries and the rules refuse is dropped
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from generator.core.kernel import Kernel
 
 SPACES = ("smoke", "release", "sweep")
+FILTERED = "_filtered"  # ends the name of a part of a space
 
 
 class IllegalTileError(ValueError):
@@ -53,11 +54,18 @@ class Space:
 
         Case counts.
         """
-        return Space(
-            name=f"{self.name}_filtered",
-            kernels=tuple(kernel for kernel in self.kernels if fnmatchcase(kernel.name, glob)),
-            rejected=tuple(rejected for rejected in self.rejected if fnmatchcase(rejected.config.name, glob)),
-            filter=glob,
+        return replace(self._where(lambda kernel: fnmatchcase(kernel.name, glob)), filter=glob)
+
+    def of_families(self, names: Collection[str]) -> Space:
+        """`<name>_filtered`: the kernels, and the rejected ones, of the families with these names."""
+        return self._where(lambda kernel: kernel.family in names)
+
+    def _where(self, keeps: Callable[[Kernel], bool]) -> Space:
+        return replace(
+            self,
+            name=f"{self.name.removesuffix(FILTERED)}{FILTERED}",
+            kernels=tuple(kernel for kernel in self.kernels if keeps(kernel)),
+            rejected=tuple(rejected for rejected in self.rejected if keeps(rejected.config)),
         )
 
 

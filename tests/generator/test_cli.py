@@ -60,15 +60,21 @@ def test_a_smaller_space_deletes_the_rest(tmp_path: Path, capsys: pytest.Capture
     assert f"deleted {len(everything) - len(kept)}" in capsys.readouterr().out
 
 
-def test_list_is_sorted_and_writes_nothing(
+def test_list_is_sorted_narrowed_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert _run("--list") == 0
     names = capsys.readouterr().out.splitlines()
     assert names == sorted(config.name for config in FAMILIES.build("release").kernels)
+    unfused = [name for name in names if name.startswith("unfused_")]
     assert _run("--list", "--filter", "unfused_*") == 0
-    assert capsys.readouterr().out.splitlines() == [name for name in names if name.startswith("unfused_")]
+    assert capsys.readouterr().out.splitlines() == unfused
+    assert _run("--list", "--families", "combine,unfused") == 0
+    both = capsys.readouterr().out.splitlines()
+    assert both == [name for name in names if name.startswith(("combine_", "unfused_"))]
+    assert _run("--list", "--families", "combine,unfused", "--filter", "unfused_*") == 0
+    assert capsys.readouterr().out.splitlines() == unfused
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,6 +113,7 @@ def test_explain_of_an_illegal_kernel_in_no_space(capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (("--space", "nightly"), "unknown space 'nightly'; there are smoke, release, sweep"),
+        (("--families", "fmha_fwd,fwd"), "unknown family 'fwd'; there are fmha_fwd, fmha_fwd_sm90, "),
         (("--filter", "*_d65_*"), "no kernel of space release matches '*_d65_*'"),
         (("--list", "--filter", "*_d65_*"), "no kernel of space release matches '*_d65_*'"),
         (("--space", "sweep", "--filter", "*_d80_m64n32_s1_w4_f16"), "the rules refuse every kernel"),

@@ -104,6 +104,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
         ("2026-11-25-h100-f16-random-second", 60, 1.005, 1.14),
         ("2026-11-25-h100-f16-random-third", 20, 1.009, 1.14),
         ("2026-11-26-h100-f16-random", 25, 1.006, 1.08),
+        ("2026-11-26-h200-f16-random", 60, 1.014, 1.20),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -115,7 +116,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
 
 
 def test_little_is_lost_on_masks_of_hopper() -> None:
-    """Every general kernel. Of masks of documents most blocks are hidden whole, which no price knows."""
+    """General kernels, dropout too. Masks of documents hide most blocks whole, which no price knows."""
     found = json.loads((JOURNALS / "2026-11-26-h200-hopper-masks.json").read_text())
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     cases = {case.name: case for case in suites.SUITES["masks"]()}
@@ -130,10 +131,10 @@ def test_little_is_lost_on_masks_of_hopper() -> None:
             )
             regrets[case.name] = times[chosen] / min(times.values())
     others = [regret for name, regret in regrets.items() if "document" not in name]
-    assert len(others) == 48
-    assert statistics.geometric_mean(others) < 1.02
+    assert len(others) == 72
+    assert statistics.geometric_mean(others) < 1.016
     assert max(others) < 1.14
-    assert max(regrets.values()) < 1.46
+    assert max(regrets.values()) < 1.17
 
 
 @pytest.mark.parametrize(

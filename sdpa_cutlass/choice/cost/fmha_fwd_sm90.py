@@ -14,11 +14,11 @@ and the grid of that day's results, of which half were within 6 %. Since Q has t
 tile costs is fitted to 80 measurements on an H100 (benchmarks/results/tuning/2026-11-25-h100-orders.json), of
 which half are within 4.3 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the
 H200.
-What masks cost was fitted to 72 problems on the H200
-(benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json); a boolean mask is priced between one whose
-blocks are all true and a dense one. Where all SMs read a mask and K and V, these come at the rate that K and
-V alone were read from the L2 cache. Dropout is a prediction: its instructions, counted in the machine code,
-are taken to run under nothing, and to cost a block as much besides as masks do.
+What masks and dropout cost was fitted to 96 problems on the H200
+(benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json). A boolean mask is priced between one whose
+blocks are all true and a dense one; which blocks it hides is not known, so those that leave most of them out
+take a fraction of their price. Where all SMs read a mask and K and V, these come at the rate that K and V
+alone were read from the L2 cache.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
@@ -46,6 +46,7 @@ _FULL_CARD_LOSS = 0.237
 _UNALIGNED_LOSS = 0.053  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
+# Masks and dropout hide it.
 _NARROW_LOSS = {2: 1.2, 3: 1.08}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
 # of a piece.
@@ -57,9 +58,9 @@ _CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wai
 _GENERAL_LOSS = {2: 1.18, 3: 1.04}
 _GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
 _ALU_PER_CLOCK = 128
-# Instructions of a score; of dropout what its loop has more, 275 for 64 scores.
+# Instructions of a score.
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
-_DROPOUT_ALU_PER_SCORE = 4.3
+_DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
@@ -84,7 +85,7 @@ class FmhaFwdSm90(Model):
         if self._ctas == 2:
             exposed = _EXPOSED_OF_TWO
         self._block = mma + min(exposed, 1) * ex2
-        if kernel.head_dim % 32:
+        if kernel.head_dim % 32 and problem.mask is None and not problem.has_dropout:
             self._block *= _NARROW_LOSS[consumers]
         self._is_limited = problem.is_causal or problem.window is not None
         if self._is_limited:
