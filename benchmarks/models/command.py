@@ -50,26 +50,28 @@ def run(options: argparse.Namespace, machine: Machine) -> int:
     folder = _encoder_folder(options.encoder) if ENCODER in options.family else None
     found = cases(options.family, machine.device, small=options.small, encoder_folder=folder)
     records: list[dict[str, Any]] = []
-    wrong = 0
+    verdicts: list[bool | None] = []
     with torch.no_grad():
         for record, line, is_right in _results(found, machine, plan, options):
             records.append(record)
-            wrong += not is_right
+            verdicts.append(is_right)
             print(line, flush=True)
     environment.close(env, device)
     verb = "agree" if options.precision is None else "hold the contract"
-    print(f"{len(records) - wrong} of {len(records)} {verb}")
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    left = len(verdicts) - len(judged)
+    print(f"{sum(judged)} of {len(judged)} {verb}" + (f", {left} could not be captured" if left else ""))
     print(", ".join(f"{key} {env[key]}" for key in ("gpu", "driver", "torch", "transformers", "date")))
     if options.json is not None:
         kept = {"format": FORMAT, "small": options.small, "env": env, "rows": records}
         write_atomically(options.json, json.dumps(kept, indent=1) + "\n")
-    return 1 if wrong else 0
+    return 0 if all(judged) else 1
 
 
 def _results(
     found: Iterator[Case], machine: Machine, plan: measure.Plan, options: argparse.Namespace
-) -> Iterator[tuple[dict[str, Any], str, bool]]:
-    """(the row as the file has it, as the table has it, whether it is as it should be)."""
+) -> Iterator[tuple[dict[str, Any], str, bool | None]]:
+    """(the row as the file has it, as the table has it, whether it is as it should be; None: not judged)."""
     if options.precision is None:
         print(report.HEAD)
         for case in found:

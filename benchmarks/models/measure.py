@@ -21,6 +21,8 @@ from sdpa_cutlass.cli.providers import collected_warnings, describe_failure
 from tests.models.agreement import Agreement, exact_attention, in_float32
 
 RECOMPILATIONS = 64  # of one function: every provider compiles it
+NOT_CAPTURED = "not captured"
+"""How the status of a provider begins whose run a graph cannot hold."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +48,7 @@ class Row:
     """One case in one dtype and mode. `error`, `served`, `fallbacks` and `ms` are this library's.
 
     calls: of F.scaled_dot_product_attention in one run; `problems` says which.
+    agrees: None where torch's own run cannot be captured in a graph, so that there is nothing to agree with.
     """
 
     family: str
@@ -54,10 +57,10 @@ class Row:
     configuration: str
     dtype: str
     mode: str
-    torch_error: float
-    error: float
-    bound: float
-    agrees: bool
+    torch_error: float | None
+    error: float | None
+    bound: float | None
+    agrees: bool | None
     calls: int
     served: int
     fallbacks: dict[str, int]
@@ -158,6 +161,7 @@ def _entry(
     """One run of one provider, and what to time; None where it cannot serve the model."""
     entry = Entry()
     graphs: Graphs | None = None
+    stage = ""
     model: Any = subject.model
     if mode is Mode.COMPILED:
         graphs = Graphs(plan.compiler)
@@ -175,12 +179,15 @@ def _entry(
             if provider.usage is not None:
                 entry.served, entry.fallbacks = provider.usage.served, dict(provider.usage.fallbacks)
             if mode is Mode.GRAPH:
+                stage = NOT_CAPTURED
                 call = machine.capture(call)  # type: ignore[assignment]
+                stage = ""
                 out = call()
             machine.synchronize()
             entry.error, entry.l2 = subject.errors(out)
         except Exception as error:
-            entry.status = _status(error, warned)
+            status = _status(error, warned)
+            entry.status = f"{stage}: {status}" if stage else status
             return entry, None
     if graphs is not None:
         entry.calls_in_graphs = {"sdpa_cutlass": graphs.ours, "torch": graphs.torchs}
@@ -226,6 +233,7 @@ def _judged(subject: Subject, mode: Mode, problems: list[dict[str, Any]], entrie
     else:
         expected = calls if by == OURS else agreement.served
         agrees = agrees and 0 < agreement.served == expected and not agreement.fallbacks
+    judged = not entries[TORCH].status.startswith(NOT_CAPTURED)
     return Row(
         family=case.family,
         model=case.model,
@@ -233,10 +241,10 @@ def _judged(subject: Subject, mode: Mode, problems: list[dict[str, Any]], entrie
         configuration=case.configuration,
         dtype=subject.dtype,
         mode=mode.value,
-        torch_error=agreement.torch_error,
-        error=agreement.error,
-        bound=agreement.bound,
-        agrees=agrees,
+        torch_error=agreement.torch_error if judged else None,
+        error=agreement.error if judged else None,
+        bound=agreement.bound if judged else None,
+        agrees=agrees if judged else None,
         calls=calls,
         served=agreement.served,
         fallbacks=agreement.fallbacks,

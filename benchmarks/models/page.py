@@ -11,6 +11,7 @@ A page holds blocks between markers, each on a line of its own; FILE is relative
 errors      every case in float16: errors of torch and of this library, calls, and what was passed on
 quantised   every case with quantised calls in float16: errors at the outputs and of the worst head
 times       every row with times; a file of a CPU has none
+speedups    geometric means of torch's time over this library's, and the rows in which this library is slower
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/models.md", "docs/quantised.md")
+SLOWER = 0.99
+SLOW_GRAPH = 1.25
 _BLOCK = re.compile(
     r"(?P<begin><!-- models: (?P<kind>\w+)(?P<files>(?: \S+)+) -->\n).*?(?P<end><!-- end models -->)",
     re.DOTALL,
@@ -77,18 +81,52 @@ def quantised(rows: Rows) -> Iterator[str]:
 
 def times(rows: Rows) -> Iterator[str]:
     """Milliseconds of a run."""
-    yield "| model | task | mode | torch | this library | attention's share, by torch |"
-    yield "|---|---|---|--:|--:|--:|"
+    yield "| model | task | mode | torch | this library | torch / this | attention's share, by torch |"
+    yield "|---|---|---|--:|--:|--:|--:|"
     for row in rows:
         if row["dtype"] != "f16" or row["torch_ms"] is None:
             continue
         share = row["providers"]["torch"]["attention_share"]
-        ours = "–" if row["ms"] is None else f"{row['ms']:.2f}"
+        ours = "– | –" if row["ms"] is None else f"{row['ms']:.2f} | {row['torch_ms'] / row['ms']:.3f}"
         share = "–" if share is None else f"{share:.0%}"
         yield f"| {row['model']} | {row['task']} | {row['mode']} | {row['torch_ms']:.2f} | {ours} | {share} |"
 
 
-KINDS = {"errors": errors, "quantised": quantised, "times": times}
+def speedups(rows: Rows) -> Iterator[str]:
+    """What attention cannot explain is left out in steps; the others have every row with both times."""
+    yield f"| rows | count | torch / this library, geometric mean | below {SLOWER} |"
+    yield "|---|--:|--:|---|"
+    timed = [row for row in rows if row["dtype"] == "f16" and row["torch_ms"] and row["ms"]]
+    eager = {(row["model"], row["task"]): row["torch_ms"] for row in timed if row["mode"] == "eager"}
+
+    def is_slow_graph(row: dict[str, Any]) -> bool:
+        alone = eager.get((row["model"], row["task"]))
+        return row["mode"] == "graph" and alone is not None and row["torch_ms"] > SLOW_GRAPH * alone
+
+    modes = list(dict.fromkeys(row["mode"] for row in timed))
+    groups = {mode: [row for row in timed if row["mode"] == mode] for mode in modes}
+    groups["all"] = timed
+    slow = [_name(row) for row in timed if is_slow_graph(row)]
+    usual = [row for row in timed if not is_slow_graph(row)]
+    groups[f"without {'; '.join(slow)}: there torch takes over {SLOW_GRAPH} times its eager time"] = usual
+    fused = [row for row in usual if row["by"] == "sdpa_cutlass"]
+    groups["without those and without models that torch gives no fused attention"] = fused
+    for name, group in groups.items():
+        if group:
+            ratios = [row["torch_ms"] / row["ms"] for row in group]
+            slower = ", ".join(
+                f"{_name(row)}: {ratio:.3f}"
+                for row, ratio in zip(group, ratios, strict=True)
+                if ratio < SLOWER
+            )
+            yield f"| {name} | {len(group)} | {statistics.geometric_mean(ratios):.3f} | {slower or 'none'} |"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']}, {row['task']}, {row['mode']}"
+
+
+KINDS = {"errors": errors, "quantised": quantised, "times": times, "speedups": speedups}
 
 
 def remade(text: str, folder: Path) -> str:

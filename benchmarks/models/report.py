@@ -32,12 +32,18 @@ def line(row: Row) -> str:
     share = row.providers[TORCH].attention_share
     return (
         _NAME.format(row.model, row.task, row.dtype)
-        + f"{row.mode:10}{row.torch_error:12.5f}{row.error:10.5f}{served:>10}"
+        + f"{row.mode:10}{_error(row.torch_error):>12}{_error(row.error):>10}{served:>10}"
         + f"{_ms(row.torch_ms):>10}{_ms(row.ms):>9}"
         + f"{'–' if best is None else f'{best} {timed[best]:.2f}':>19}"
         + f"{'–' if share is None else f'{share:.0%}':>7}"
-        + ("" if row.agrees else f"  WRONG {_why(row)}")
+        + _verdict(row)
     )
+
+
+def _verdict(row: Row) -> str:
+    if row.agrees is None:
+        return f"  {row.providers[TORCH].status}"
+    return "" if row.agrees else f"  WRONG {_why(row)}"
 
 
 def _why(row: Row) -> str:
@@ -55,6 +61,10 @@ def quantised_line(row: QuantisedRow) -> str:
         + ("" if row.holds else "  TOO FAR")
         + ("" if row.heads_hold else "  A HEAD BREAKS THE CONTRACT")
     )
+
+
+def _error(error: float | None) -> str:
+    return "–" if error is None else f"{error:.5f}"
 
 
 def _ms(ms: float | None) -> str:

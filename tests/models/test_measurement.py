@@ -133,16 +133,51 @@ def test_what_compiled_code_left_to_torch_is_wrong(monkeypatch: pytest.MonkeyPat
     assert not row.agrees
 
 
-def test_a_graph_that_cannot_be_captured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(FakeGpu, "capture", refuse)
-    (row,) = rows(Mode.GRAPH)
-    assert not row.agrees
-    assert "not permitted" in row.providers["sdpa_cutlass"].status
-    assert "not permitted" in report.line(row)
+
+def test_a_graph_of_this_library_that_cannot_be_captured_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs, right = F.scaled_dot_product_attention, FakeGpu.capture
+
+    def capture(self: FakeGpu, call: Any) -> Any:
+        return right(self, call) if F.scaled_dot_product_attention is torchs else refuse()
+
+    monkeypatch.setattr(FakeGpu, "capture", capture)
+    (row,) = rows(Mode.GRAPH, providers=())
+    assert row.agrees is False
+    assert row.torch_ms is not None
     assert row.ms is None
+    assert row.providers["sdpa_cutlass"].status.startswith("not captured: ")
+    assert "WRONG" in report.line(row)
+    assert "not permitted" in report.line(row)
+
+
+def test_what_torch_cannot_capture_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with gpt-oss, whose experts read sizes on the host: no verdict, and the command does not fail."""
+    monkeypatch.setattr(FakeGpu, "capture", refuse)
+    monkeypatch.setattr(command, "cases", lambda *_, **__: [CASE])
+    arguments = ["--mode", "eager", "graph", "--dtype", "f16", "--provider", "sdpa_cutlass"]
+    options = command.parser().parse_args([*arguments, "--rounds", "1", "--encoder", "none"])
+    assert command.run(options, FakeGpu()) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 agree, 1 could not be captured" in out
+    assert "WRONG" not in out
+    (row,) = rows(Mode.GRAPH, providers=())
+    assert (row.agrees, row.torch_error, row.error, row.bound, row.ms) == (None, None, None, None, None)
+    assert "not captured: " in report.line(row)
+
+
+def test_a_run_that_fails_before_its_capture_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("sdpa_cutlass.public.api.scaled_dot_product_attention", fail)
+    (row,) = rows(Mode.GRAPH, providers=())
+    assert row.agrees is False
+    assert row.providers["sdpa_cutlass"].status.startswith("error: RuntimeError: no memory")
 
 
 def test_calls_take_turns_in_their_contexts() -> None:

@@ -64,8 +64,24 @@ def test_a_file_of_a_cpu_has_no_times(tmp_path: Path) -> None:
     assert not made(tmp_path, "times", ROW)[0].startswith("|")
     timed = ROW | {"torch_ms": 3.0, "ms": 2.0, "providers": {"torch": {"attention_share": 0.25}}}
     row, _, origin = made(tmp_path, "times", timed, gpu="A card", driver="5")
-    assert row == "| M | t | eager | 3.00 | 2.00 | 25% |"
+    assert row == "| M | t | eager | 3.00 | 2.00 | 1.500 | 25% |"
     assert "A card, driver 5" in origin
+
+
+def test_slower_rows_are_named_and_odd_graphs_left_out(tmp_path: Path) -> None:
+    timed = ROW | {"by": "sdpa_cutlass", "torch_ms": 4.0, "ms": 2.0}
+    slower = timed | {"task": "u", "ms": 5.0}
+    odd = timed | {"mode": "graph", "torch_ms": 32.0, "ms": 4.0}
+    unfused = timed | {"model": "N", "by": "interface", "ms": 1.0}
+    untimed = timed | {"model": "O", "mode": "graph", "torch_ms": None, "ms": None}
+    lines = made(tmp_path, "speedups", timed, slower, odd, unfused, untimed, ROW)
+    eager, graph, every, usual, fused = lines[:5]
+    assert eager == "| eager | 3 | 1.857 | M, u, eager: 0.800 |"  # the cube root of 2 × 0.8 × 4
+    assert graph == "| graph | 1 | 8.000 | none |"
+    assert every.startswith("| all | 4 | 2.675 | M, u")
+    assert usual.startswith("| without M, t, graph: ")
+    assert usual.split(" | ")[1:3] == ["3", "1.857"]
+    assert fused.split(" | ")[1:3] == ["2", "1.265"]
 
 
 def test_a_broken_contract_shows(tmp_path: Path) -> None:
