@@ -11,13 +11,9 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.documents import kernel_rows
-from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.cli import results
-from sdpa_cutlass.cli.predictions import H200, problem_with_masks
 from sdpa_cutlass.cli.results import ResultFormatError, Results, Row
-from sdpa_cutlass.library.registry import Family, Precision
+from sdpa_cutlass.library.registry import Precision
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 
@@ -52,13 +48,12 @@ def _quantised(row: Mapping[str, Any]) -> Row:
 
 
 def _backward(row: Mapping[str, Any]) -> Iterator[Row]:
-    """The backward alone, by each kernel that was timed. "ours" without a kernel's name is the chosen one."""
+    """The backward alone, by each kernel that was timed."""
     shape = row["shape"]
     sizes = _sizes("backward", shape, shape["heads"], _DTYPES[shape["dtype"]])
     for name, rounds in row["milliseconds"].items():
         if name == "ours":
-            kernel = row.get("kernel") or _chosen(Row(**sizes))
-            yield Row(**sizes, kernel=kernel, gpu_us=1e3 * statistics.median(rounds["backward"]))
+            yield Row(**sizes, kernel=row["kernel"], gpu_us=1e3 * statistics.median(rounds["backward"]))
         elif name.startswith("fmha_bwd"):  # of `--kernels`
             yield Row(**sizes, kernel=name, gpu_us=1e3 * statistics.median(rounds))
 
@@ -79,11 +74,3 @@ def _sizes(suite: str, row: Mapping[str, Any], heads_kv: int, dtype: str) -> dic
         "visible": 1.0,
         "provider": "fused",
     }
-
-
-def _chosen(row: Row) -> str:
-    """The kernel of fmha_bwd that the cost model takes for `row` on an H200."""
-    problem = problem_with_masks(row)
-    kernels = [kernel for kernel in kernel_rows.release() if kernel.family is Family.FMHA_BWD]
-    legal = [kernel for kernel in kernels if not mismatches(kernel, problem)]
-    return min(legal, key=lambda kernel: estimate(kernel, problem, H200.device).cycles).name

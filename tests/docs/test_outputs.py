@@ -19,7 +19,6 @@ from .outputs import block, commands, refresh
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/profiling.md"
-RESULTS = ROOT / "docs/results.md"
 GATES = ROOT / "tests/build/sass_gates.md"
 
 
@@ -79,11 +78,12 @@ def rows_of(text: str) -> set[tuple[str, ...]]:
     return {tuple(line.split()) for line in text.splitlines() if line.startswith("fmha_fwd")}
 
 
-def test_saved_profiles_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["results", "fmha_bwd"])
+def test_saved_profiles_are_shown_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    text = RESULTS.read_text(encoding="utf-8")
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     assert [shlex.split(command)[:2] for command in commands(text)] == [["profile", "--from"]]
-    assert refresh(text) == text, "python -m tests.docs.outputs docs/results.md makes it again"
+    assert refresh(text) == text, f"python -m tests.docs.outputs docs/{name}.md makes it again"
 
 
 def test_a_command_that_fails_is_not_shown() -> None:
