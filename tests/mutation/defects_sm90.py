@@ -145,8 +145,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_no_rescale",
         header=_MAINLOOP,
-        old="      rescale(factors);\n",
-        new="",
+        old="      rescale(factors);\n    };\n",
+        new="    };\n",
         defect="O keeps its scale when the reference moves",
         kernels=Kernels.HOPPER,
         by=Check.NUMERICS,
