@@ -6,6 +6,7 @@ PYTHON ?= python3
 SPACE ?= release
 CUDA_KERNELS ?=
 HOST_KERNELS ?=
+HOST_FAMILIES ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 TORCH ?= 2.4.1 2.11.0 newest
@@ -32,7 +33,7 @@ help:
 	@echo "make test        lint, types, both libraries (release), all tests"
 	@echo "make docs        the documentation site in build/site; a broken link or an undocumented name fails"
 	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
-	@echo "make host        the CPU library only          (SPACE, JOBS, HOST_KERNELS=glob)"
+	@echo "make host        the CPU library only          (SPACE, JOBS, HOST_KERNELS=glob, HOST_FAMILIES=list)"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff and clang-format; mypy"
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
@@ -48,6 +49,7 @@ help:
 
 ifeq ($(GPU),)
 demo: HOST_KERNELS := *_sm89_*_f16*
+demo: HOST_FAMILIES := fmha_fwd;unfused;combine
 demo: $(VENV)/.demo host
 	@echo "== no GPU found: comparing on the CPU"
 else
@@ -75,7 +77,7 @@ cuda: $(VENV)/.demo
 host-asan: SPACE := smoke
 host host-asan: $(VENV)/.demo
 	@echo "== libsdpa_cutlass_host ($(SPACE)), preset $@"
-	@$(CONFIGURE) --preset $@ -DSDPA_FILTER='$(HOST_KERNELS)'
+	@$(CONFIGURE) --preset $@ -DSDPA_FILTER='$(HOST_KERNELS)' -DSDPA_FAMILIES='$(HOST_FAMILIES)'
 	@$(CMAKE) --build --preset $@ --parallel $(JOBS)
 
 lint: $(VENV)/.dev
