@@ -111,12 +111,8 @@ def make_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                 if num_hidden > 0:  # rows that see no key
                     softmax_lse[:, :, :num_hidden] = torch.inf
                 return out, softmax_lse, None, None, seqlen_q, seqlen_k, seed, offset, debug_mask
-        if original is None:
-            raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
-        count_fallback(reason, detail)
-        return original.call_boxed(
-            keyset, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale
-        )
+        given = (keyset, query, key, value, dropout_p, is_causal, return_debug_mask)
+        return _pass_on(original, given, scale, reason, detail)
 
     return kernel
 
@@ -161,13 +157,18 @@ def make_backward_kernel(served: dict[Any, HeadDims], original: Any) -> Any:
                 reason, detail = type(error).__name__, error
             else:
                 return tuple(grads[:3])
-        if original is None:
-            raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
-        count_fallback(reason, detail)
-        given = (grad_out, query, key, value, out, logsumexp, *others)
-        return original.call_boxed(keyset, *given, scale=scale)
+        given = (keyset, grad_out, query, key, value, out, logsumexp, *others)
+        return _pass_on(original, given, scale, reason, detail)
 
     return kernel
+
+
+def _pass_on(original: Any, given: tuple[Any, ...], scale: float | None, reason: str, detail: object) -> Any:
+    """What torch's own kernel makes of a call that is not served. Raises UnsupportedError without one."""
+    if original is None:
+        raise UnsupportedError(f"sdpa_cutlass cannot serve this call ({reason}), and torch has no kernel")
+    count_fallback(reason, detail)
+    return original.call_boxed(*given, scale=scale)
 
 
 def _operator_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

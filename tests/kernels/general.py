@@ -20,7 +20,7 @@ from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import library_for
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel
 
-_WORKSPACE_ALIGNMENT = 256
+WORKSPACE_ALIGNMENT = 256
 _ROOM_GUARD = 1024  # bytes around a workspace, counters around the counters
 _NAN_BYTE = 0xFF  # four of them are a NaN
 _COUNTER_POISON = -0x1BADBEEF
@@ -329,7 +329,7 @@ class SplitRoom:
         self._workspace = torch.full((2 * _ROOM_GUARD + workspace_bytes,), _NAN_BYTE, dtype=torch.uint8)
         self._workspace = self._workspace.to(device)
         start = self._workspace.data_ptr() + _ROOM_GUARD
-        self._offset = _ROOM_GUARD + -start % _WORKSPACE_ALIGNMENT
+        self._offset = _ROOM_GUARD + -start % WORKSPACE_ALIGNMENT
         self.workspace = self._workspace.data_ptr() + self._offset
         around = torch.full((MAX_TILES + 2 * _ROOM_GUARD,), _COUNTER_POISON, dtype=torch.int32, device=device)
         self.counters = around[_ROOM_GUARD : _ROOM_GUARD + MAX_TILES].zero_()
@@ -344,10 +344,13 @@ class SplitRoom:
         assert all((part == _NAN_BYTE).all() for part in around), f"{what}: writes around the workspace"
 
 
-def launch(kernel: TestedKernel, params: Params, held: list[torch.Tensor]) -> None:
+def launch(
+    kernel: TestedKernel, params: Params, held: list[torch.Tensor], *, gives_room: bool = True
+) -> None:
     """Runs the kernel and waits for it; `held` are the tensors behind the pointers of `params`.
 
-    Split kernels get `kernel.num_splits`; what needs a workspace gets a SplitRoom unless `params` has one.
+    Split kernels get `kernel.num_splits`; what takes a workspace gets a SplitRoom unless `params` has one, or
+    without `gives_room`.
     """
     library, device = library_for(torch.empty(0, device=kernel.device))
     index = kernel.info.index
@@ -355,7 +358,7 @@ def launch(kernel: TestedKernel, params: Params, held: list[torch.Tensor]) -> No
     reason = library.refusal(index, params)
     assert reason is None, f"{kernel}: {reason}"
     room = None
-    if not params.workspace and library.workspace_bytes(index, params):
+    if gives_room and not params.workspace and library.workspace_bytes(index, params):
         params.workspace_bytes = library.workspace_bytes(index, params)
         room = SplitRoom(kernel.device, params.workspace_bytes)
         params.workspace, params.split_arrivals = room.workspace, room.arrivals

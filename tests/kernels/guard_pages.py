@@ -22,12 +22,11 @@ from sdpa_cutlass.library.registry import Op
 from sdpa_cutlass.library.structs import MAX_TILES, Params
 from sdpa_cutlass.problem import Causal, MaskType
 from sdpa_cutlass.public.api import kernels
-from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv
+from tests.kernels.general import WORKSPACE_ALIGNMENT, Case, Lengths, launch, make_case_params, random_qkv
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import mask_dtypes, random_mask
 
 _PROT_NONE = 0
-_WORKSPACE_ALIGNMENT = 256
 
 
 def fenced(tensor: torch.Tensor, *, at_end: bool) -> torch.Tensor:
@@ -96,7 +95,7 @@ def fence_room(kernel: TestedKernel, params: Params, *, at_end: bool) -> list[to
     params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
     if not params.workspace_bytes:
         return []
-    room = -(-params.workspace_bytes // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+    room = -(-params.workspace_bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
     workspace = fenced(torch.full((room,), 0xFF, dtype=torch.uint8), at_end=at_end)
     counters = fenced(torch.zeros(MAX_TILES, dtype=torch.int32), at_end=at_end)
     params.workspace, params.split_arrivals = workspace.data_ptr(), counters.data_ptr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,20 @@ import torch
 
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, Lengths, make_case_params, random_qkv, random_sinks
+from tests.kernels.general import (
+    WORKSPACE_ALIGNMENT,
+    Case,
+    Lengths,
+    launch,
+    make_case_params,
+    random_qkv,
+    random_sinks,
+)
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 
 ROWS_OF_A_CONSUMER = 64
 BLOCKS_OF_A_GROUP = 32
-ALIGNMENT = 256
 # (rows, keys): five blocks; and more than a group of them, the last one short
 SIZES = ((165, 640), (70, 4400))
 
@@ -51,18 +57,12 @@ def run_with(kernel: TestedKernel, case: Case, workspace_bytes: int) -> tuple[to
     """(out, the workspace's bytes); without a workspace nothing is known of the mask."""
     out = torch.empty_like(case.q)
     params, held = make_case_params(case, out, None)
-    room = torch.zeros(workspace_bytes + ALIGNMENT, dtype=torch.uint8, device=kernel.device)
-    skipped = -room.data_ptr() % ALIGNMENT
+    room = torch.zeros(workspace_bytes + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=kernel.device)
+    skipped = -room.data_ptr() % WORKSPACE_ALIGNMENT
     if workspace_bytes:
         params.workspace, params.workspace_bytes = room.data_ptr() + skipped, workspace_bytes
-    device = torch.cuda.current_device() if kernel.device == "cuda" else 0
-    kernel.library.prepare(kernel.info.index, device)
-    stream = torch.cuda.current_stream().cuda_stream if kernel.device == "cuda" else None
-    status = kernel.library.launch_function(kernel.info.index, ctypes.byref(params), device, stream)
-    kernel.library.check(status, str(kernel))
-    room = room.cpu()  # waits
-    del held
-    return out, room[skipped : skipped + workspace_bytes]
+    launch(kernel, params, held, gives_room=False)
+    return out, room.cpu()[skipped : skipped + workspace_bytes]
 
 
 def make_case(kernel: TestedKernel, rows: int, keys: int) -> Case:

@@ -236,16 +236,7 @@ class FmhaFwd(Model):
         )  # fmt: skip
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
-        kernel = self.kernel
-        heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
-        m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
-        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
-        limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
-        if limited_rows is not None:
-            blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
-        computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
-        tiles = m_blocks * problem.batch * problem.num_heads_q // heads
-        return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
+        return grid_of(self.kernel, problem, num_splits)
 
     def _cycles_of(self, work: _Work) -> list[float]:
         """By the CTAs that share an SM."""
@@ -347,6 +338,19 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
+
+
+def grid_of(kernel: KernelInfo, problem: Problem, num_splits: int) -> tuple[int, float]:
+    """CTAs, and the share of the scores they compute that some row sees; split kernels pack query heads."""
+    heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
+    m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
+    blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
+    limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
+    if limited_rows is not None:
+        blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
+    computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
+    tiles = m_blocks * problem.batch * problem.num_heads_q // heads
+    return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
 
 
 def merge_cycles(kernel: KernelInfo) -> float:

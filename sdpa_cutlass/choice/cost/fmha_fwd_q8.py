@@ -25,7 +25,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .fmha_fwd import MAX_SPLIT_TILES, meeting_cycles, merge_cycles, resident_ctas
+from .fmha_fwd import MAX_SPLIT_TILES, grid_of, meeting_cycles, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
     CTA_CYCLES,
@@ -174,16 +174,7 @@ class FmhaFwdQ8Split(Model):
         return 2 * ceil_div(rows, self.kernel.block_m) * heads <= self.device.sms * self._resident
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
-        kernel = self.kernel
-        heads = problem.num_heads_q // problem.num_heads_kv
-        m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
-        blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
-        limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
-        if limited_rows is not None:
-            blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
-        computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
-        tiles = m_blocks * problem.batch * problem.num_heads_kv
-        return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
+        return grid_of(self.kernel, problem, num_splits)
 
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting."""

@@ -166,10 +166,9 @@ bool may_find_mask_blocks(const sdpa_params &p) {
 template <class Traits>
 MaskBlocksRef mask_blocks(const sdpa_params &p) {
   MaskBlocksRef ref = {};
-  const auto up = [](int value, int by) { return (value + by - 1) / by; };
   ref.words = static_cast<uint4 *>(p.workspace);
-  ref.groups = up(up(p.seqlen_k, Traits::kBlockN), kBlocksOfAGroup);
-  ref.tiles_per_mask = up(p.seqlen_q, Traits::kBlockM);
+  ref.groups = ceil_div(ceil_div(p.seqlen_k, Traits::kBlockN), kBlocksOfAGroup);
+  ref.tiles_per_mask = ceil_div(p.seqlen_q, Traits::kBlockM);
   ref.tiles_per_batch = p.batch > 1 && p.mask_stride[0] != 0 ? ref.tiles_per_mask : 0;
   return ref;
 }
