@@ -155,7 +155,7 @@ class Bench:
         self._ceilings = roofline.ceilings_of(self._env) if is_gpu else None
         self._env |= {
             "command": {"name": "bench", "suites": list(names), "filter": list(options.filter)}
-            | {"seed": options.seed, "repeats": self._repeats},
+            | {"seed": options.seed, "repeats": self._repeats, "sustained_s": options.sustained},
             "peers": about,
             "roofline": dataclasses.asdict(self._ceilings) if self._ceilings else None,
             "copy_bandwidth_gbps": roofline.copy_bandwidth_gbps(device) if is_gpu else None,
@@ -263,6 +263,7 @@ class Bench:
             seed=self._options.seed,
             repeats=self._repeats,
             budget_s=timing.MASK_BUDGET_S if is_masked else timing.BUDGET_S,
+            sustained_s=self._options.sustained,
             ceilings=self._ceilings,
             loops=LOOPS,
         )

@@ -58,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_measuring(parser)
     parser.add_argument(
+        "--sustained",
+        type=arguments.positive,
+        metavar="S",
+        help="on a GPU, of all suites but `random`: each provider alone for so many seconds, without a pause, "
+        "instead of turns on a cool card",
+    )
+    parser.add_argument(
         "--seconds",
         type=arguments.positive,
         metavar="S",

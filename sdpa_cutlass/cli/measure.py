@@ -45,7 +45,9 @@ ANOTHER_PROBLEM = 0.1  # of the largest output: a peer with such an error comput
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to measure. `repeats`: replays on a GPU (at most; `budget_s` ends them earlier), calls on a CPU."""
+    """How to measure. `repeats`: replays on a GPU (at most; `budget_s` ends them earlier), calls on a CPU.
+    `sustained_s`: seconds that each provider has a GPU for itself, instead of turns.
+    """
 
     device: torch.device
     dtype: str
@@ -53,6 +55,7 @@ class Settings:
     seed: int
     repeats: int
     budget_s: float = 0.15
+    sustained_s: float | None = None
     ceilings: Ceilings | None = None  # of the GPU; without them no time is impossible
     checked_scores: int | None = None  # of a problem's, at most; None: as many as is usual for its kind
     loops: int = 0  # of calls from Python for problems that are over quickly (wall.py); 0: timing.py's three
@@ -103,7 +106,11 @@ def measure(case: Case, settings: Settings) -> list[Row]:
     try:
         if settings.device.type == "cuda":
             timings = time_on_gpu(
-                contestants, budget_s=settings.budget_s, max_replays=settings.repeats, failed=failed
+                contestants,
+                budget_s=settings.budget_s,
+                max_replays=settings.repeats,
+                failed=failed,
+                sustained_s=settings.sustained_s,
             )
         else:
             timings = time_on_cpu(contestants, repeats=settings.repeats, failed=failed)

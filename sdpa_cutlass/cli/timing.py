@@ -6,7 +6,8 @@ gpu_us         microseconds of GPU time per call: the median over replays of a C
                untimed replay of the same graph goes before each timed one shorter than WARM_SPAN_US, so that
                none pays for finding the caches full of another contestant's code and tensors.
                Calls longer than SLOW_US, and those that no graph can hold, are timed with events around
-               plain calls.
+               plain calls. In a sustained run each contestant has the GPU for itself instead, without a
+               pause; the first half of its time is for clocks and heat to settle and does not count.
 gpu_us_spread  half the distance between the 10th and the 90th percentile of those replays
 wall_us        on a GPU: time per call that Python needs to queue it, the least of three loops over 50 calls
                that nothing waits for (few enough for the queue never to be full); null for calls longer than
@@ -19,6 +20,7 @@ filled with NaN: what lies there afterwards was computed by a timed call.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -108,9 +110,9 @@ class _Replay:
             if call_us < SLOW_US:
                 self._capture()
         self.replay()
-        batch_us = _elapsed_us(self.replay) if call_us < SLOW_US else self.calls * call_us
-        self.replays = max(MIN_REPLAYS, min(max_replays, int(budget_s * 1e6 / batch_us)))
-        self._warms = contestant.graph is not None and batch_us < WARM_SPAN_US
+        self._batch_us = _elapsed_us(self.replay) if call_us < SLOW_US else self.calls * call_us
+        self.replays = max(MIN_REPLAYS, min(max_replays, int(budget_s * 1e6 / self._batch_us)))
+        self._warms = contestant.graph is not None and self._batch_us < WARM_SPAN_US
 
     def _capture(self) -> None:
         import torch
@@ -146,6 +148,14 @@ class _Replay:
         end.record()
         self._events.append((start, end))
 
+    def sustain(self, seconds: float) -> None:
+        """Queues the calls for that long, between events; keeps those of the second half."""
+        count = max(2 * MIN_REPLAYS, math.ceil(seconds * 1e6 / self._batch_us))
+        self._warms = False
+        for _ in range(count):
+            self.timed_replay()
+        del self._events[: count // 2]
+
     def samples_us(self) -> list[float]:
         """Microseconds per call of each timed replay; the device must be idle."""
         return [1000.0 * start.elapsed_time(end) / self.calls for start, end in self._events]
@@ -178,8 +188,10 @@ def time_on_gpu(
     budget_s: float,
     max_replays: int,
     failed: Callable[[str, Exception], None],
+    sustained_s: float | None = None,
 ) -> dict[str, Timing]:
-    """Times the contestants side by side, each for about `budget_s` seconds of GPU time.
+    """Times the contestants side by side, each for about `budget_s` seconds of GPU time; or one after the other,
+    each for `sustained_s` seconds.
 
     One that raises is reported to `failed` and drops out; the others go on.
     """
@@ -194,16 +206,16 @@ def time_on_gpu(
             failed(name, error)
     for replay in ready.values():
         replay.contestant.poison()
-    for number in range(max((replay.replays for replay in ready.values()), default=0)):
-        _spin()
+    if sustained_s is not None:
         for name, replay in list(ready.items()):
-            if number < replay.replays:
-                try:
-                    replay.timed_replay()
-                except Exception as error:
-                    failed(name, error)
-                    del ready[name]
-        torch.cuda.synchronize()
+            try:
+                replay.sustain(sustained_s)
+                torch.cuda.synchronize()
+            except Exception as error:
+                failed(name, error)
+                del ready[name]
+    else:
+        _take_turns(ready, failed)
     timings = {}
     for name, replay in ready.items():
         samples = replay.samples_us()
@@ -215,6 +227,22 @@ def time_on_gpu(
             samples_us=tuple(samples),
         )
     return timings
+
+
+def _take_turns(ready: dict[str, _Replay], failed: Callable[[str, Exception], None]) -> None:
+    """Replay by replay; those that fail leave `ready`."""
+    import torch
+
+    for number in range(max((replay.replays for replay in ready.values()), default=0)):
+        _spin()
+        for name, replay in list(ready.items()):
+            if number < replay.replays:
+                try:
+                    replay.timed_replay()
+                except Exception as error:
+                    failed(name, error)
+                    del ready[name]
+        torch.cuda.synchronize()
 
 
 def _queueing_us(contestant: Contestant) -> float:

@@ -52,6 +52,9 @@ BACKWARD_LOADS = {1, 2, 4, 8, 16}  # masks one element at a time; seed and offse
 BACKWARD_STORES = {2, 4, 8, 16}  # two numbers of a row; an element of a bias's gradient
 _PARTS = {4, 8, 16}  # of the splits: O four floats at a time, row_max with row_sum, the count of arrivals
 _SINKS = {2, 4}  # of 16 or 32 bits
+MERGE = "_split_merge"  # ends the symbol of the function that merges large parts
+MERGE_LOADS = _PARTS | _SINKS
+MERGE_STORES = {8} | _LSE  # four elements of the output
 
 
 def loop_counts(kernel: KernelInfo) -> dict[str, int]:

@@ -55,6 +55,8 @@ def _memory_problems(code: KernelCode, info: KernelInfo | None) -> list[str]:
         found.append(f"{code.local_instructions} loads and stores of local memory; there must be none")
     if info is not None:
         loads, stores = expected.load_widths(info, code.name), expected.store_widths(info)
+    elif code.name.endswith(expected.MERGE):
+        loads, stores = expected.MERGE_LOADS, expected.MERGE_STORES
     elif code.name.startswith(Family.FMHA_BWD.value):
         loads, stores = expected.BACKWARD_LOADS, expected.BACKWARD_STORES
     elif code.name.startswith(Family.FMHA_FWD_Q8.value):

@@ -106,6 +106,17 @@ def test_short_calls_are_captured_and_interleaved(monkeypatch: pytest.MonkeyPatc
     assert last == ("a" * 40 + "b" * 20) * 25  # before each short replay, an untimed one
 
 
+def test_a_sustained_run_has_no_turns_and_leaves_its_first_half_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    contestants = {"a": gpu.contestant("a", 5.0), "b": gpu.contestant("b", 200.0)}
+    found = timing.time_on_gpu(contestants, budget_s=0.15, max_replays=25, failed=fail, sustained_s=0.02)
+    assert found["a"].gpu_us == pytest.approx(5.0)
+    assert found["b"].gpu_us == pytest.approx(200.0)
+    assert "".join(gpu.log).rstrip("b").endswith("a" * 3900)
+    assert gpu.log.count("b") >= 100
+    assert len(found["a"].samples_us) == 100  # of 200 replays of 20 calls
+
+
 def test_another_contestants_caches_are_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU whose first call after another contestant's takes ten times as long."""
     gpu = FakeGpu(monkeypatch, cold_calls=True)

@@ -205,6 +205,45 @@ def test_it_does_not_matter_who_is_last(split_kernel: TestedKernel) -> None:
         assert (room.counters == before).all()  # reset by the CTA that merged, then counted again
 
 
+MERGED_BY_LAST_CTA = 32 << 10  # bytes: kMergedByLastCta of launch.cuh
+
+
+def parts_bytes(kernel: TestedKernel, rows: int, num_splits: int) -> int:
+    return 4 * min(rows, kernel.info.block_m) * kernel.info.head_dim * num_splits
+
+
+def test_a_second_launch_merges_large_parts(split_kernel: TestedKernel) -> None:
+    """It looks at no counters, writes rows that the last CTA of a tile would write with the same bits, and leaves
+    those of tiles that one CTA or none has keys for.
+    """
+    keys, num_splits = some_keys(split_kernel), 10
+    kernel = split_kernel.with_splits(num_splits)
+    rows = kernel.info.block_m // 4 + 2  # of four heads: a whole tile and a cut one
+    inputs = random_qkv(kernel, rows, keys, batch=4, heads=8, heads_kv=2)
+    case = Case(**inputs, lengths_k=Lengths(seqlens=(keys, keys // 2, 1, 0)))
+    assert parts_bytes(kernel, 4 * rows, num_splits) > MERGED_BY_LAST_CTA
+    out, lse = check_case(kernel, case)
+    params, held = make_case_params(case, again := torch.zeros_like(out), lse_again := torch.zeros_like(lse))
+    params.num_splits = num_splits
+    params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
+    room = SplitRoom(kernel.device, params.workspace_bytes)
+    params.workspace, params.split_arrivals = room.workspace, room.arrivals
+    room.counters[:] = 3
+    launch(kernel, params, held)
+    assert (room.counters == 3).all()
+    assert torch.equal(again, out)
+    assert torch.equal(lse_again, lse)
+
+    few = 1
+    while parts_bytes(kernel, 8 * few, num_splits) <= MERGED_BY_LAST_CTA:
+        few *= 2
+    first = Case(**{**inputs, "q": inputs["q"][:, :, :few]}, lengths_k=case.lengths_k)
+    if parts_bytes(kernel, 4 * few, num_splits) <= MERGED_BY_LAST_CTA:
+        few_out, few_lse = run_case(kernel, first)
+        assert torch.equal(few_out, out[:, :, :few])
+        assert torch.equal(few_lse, lse[:, :, :few])
+
+
 def test_repeated_runs_give_the_same_bits(split_kernel: TestedKernel) -> None:
     case = ragged_case(split_kernel)
     for num_splits in (1, 2, 7):

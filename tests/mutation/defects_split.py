@@ -14,6 +14,7 @@ _MERGE = "fmha_fwd/group_merge.cuh"
 _KEY_SPLIT = "attention/key_split.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
+_FIRST_PART = "first_part = int64_t{tile_index} * params.num_splits;\n    const int num_rows"
 _ROWS = "cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);"
 
 
@@ -174,8 +175,8 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "part_of_another_tile",
-        "int64_t{tile_index} * params.num_splits;",
-        "int64_t{tile_index / 2} * params.num_splits;",
+        _FIRST_PART,
+        _FIRST_PART.replace("{tile_index}", "{tile_index / 2}"),
         "two tiles leave their results in one place",
         Check.NUMERICS,
     ),
@@ -188,8 +189,8 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "parts_in_32_bits",
-        "first_part = int64_t{tile_index} * params.num_splits;",
-        "first_part = static_cast<int8_t>(tile_index * params.num_splits);",
+        _FIRST_PART,
+        _FIRST_PART.replace("int64_t{tile_index} * params.num_splits", "int8_t(tile_index * params.num_splits)"),
         "the offset of a part overflows",
         Check.GUARD_PAGES,
     ),
@@ -217,15 +218,15 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "batches_not_rescaled",
-        "        sum *= scale;\n",
+        "      sum *= scale;\n",
         "",
         "more than eight splits: row sums of a batch are not brought to the next one's reference",
         Check.NUMERICS,
     ),
     _split(
         "statistics_of_neighbouring_rows",
-        "Arch::load_device(stats + s * kBlockM);",
-        "Arch::load_device(stats + s);",
+        "load<kIsSameLaunch>(stats + s * kBlockM);",
+        "load<kIsSameLaunch>(stats + s);",
         "the statistics of another row stand for those of another split",
         Check.NUMERICS,
     ),
@@ -235,6 +236,36 @@ SPLITS: tuple[Mutant, ...] = (
         " s = first + i < num_active ? (first + i + Arch::block_idx()) % num_active : first + i;",
         "parts are added from that of the last CTA on: its last bits depend on who was last",
         Check.IDENTITIES,
+    ),
+    # ---- the second launch ----
+    _split(
+        "second_launch_leaves_rows_out",
+        "Parts::kVectors + Traits::kThreads - 1) / Traits::kThreads;",
+        "Parts::kVectors) / Traits::kThreads / 2;",
+        "the second launch has CTAs for half of a tile's rows",
+        Check.OUTSIDE,
+    ),
+    _split(
+        "second_launch_merges_whole_tiles",
+        "    if (split.num_active == 1) return;  // its CTA stored it\n",
+        "",
+        "where one split has all keys of a tile, what lay in the workspace is stored",
+        Check.NUMERICS,
+    ),
+    _split(
+        "second_launch_writes_behind_the_last_row",
+        "first_row + row >= sequence.num_rows || first_row",
+        "first_row",
+        "rows behind the last one are merged",
+        Check.OUTSIDE,
+    ),
+    _split(
+        "second_launch_and_the_last_cta",
+        "params.arrivals = merges_in_second_launch<Traits>(p) ? nullptr : p.split_arrivals;",
+        "params.arrivals = p.split_arrivals;",
+        "what the second launch merges is counted and merged before as well",
+        Check.IDENTITIES,
+        header="fmha_fwd/launch.cuh",
     ),
     # ---- what is stored ----
     _split(
@@ -246,22 +277,22 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "rows_beyond_a_length",
-        "      if (out_row >= sequence.seqlen_q) {\n        sum = 0.f;",
-        "      if (false) {\n        sum = 0.f;",
+        "    if (out_row >= sequence.seqlen_q) {\n      sum = 0.f;",
+        "    if (false) {\n      sum = 0.f;",
         "rows beyond a sequence's length are not 0 and -inf",
         Check.NUMERICS,
     ),
     _split(
         "empty_rows_may_be_nan",
-        "        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN\n",
+        "      out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN\n",
         "",
         "rows behind a sequence's length become NaN where a value of the sequence is",
         Check.IDENTITIES,
     ),
     _split(
         "columns_beyond_head_dim",
-        "      if (col < Traits::head_dim_v(params))\n        *reinterpret_cast<uint2 *>",
-        "      *reinterpret_cast<uint2 *>",
+        "    if (col < Traits::head_dim_v(params))\n      *reinterpret_cast<uint2 *>",
+        "    *reinterpret_cast<uint2 *>",
         "a smaller head_dim: columns behind a row are written",
         Check.OUTSIDE,
     ),

@@ -100,12 +100,17 @@ class FmhaFwd(Kernel):
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """One for each kind of mask that it takes, no mask first."""
-        return tuple(
+        """One for each kind of mask that it takes, no mask first; of a split kernel also the one that merges
+        large parts.
+        """
+        found = [
             Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
             for kind in MaskKind
             if kind.takes in self.takes
-        )
+        ]
+        if self.split:
+            found.append(Function(symbol=f"{self.name}_merge", cpp_mask=MaskKind.NONE.cpp))
+        return tuple(found)
 
     # ---- resources of one CTA ----
 

@@ -44,7 +44,7 @@ PLAIN_TILES: dict[int, tuple[FmhaTile, ...]] = {
     128: tiles("m128n48_s1_w4", "m128n32_s1_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     160: tiles("m128n64_s1_w8", "m64n64_s1_w4", "m32n32_s1_w4_g2"),
     192: tiles("m128n64_s1_w8", "m64n64_s1_w4", "m32n32_s1_w4_g2"),
-    256: tiles("m128n32_s1_w8", "m64n64_s1_w4", "m64n32_s1_w4"),
+    256: tiles("m128n32_s1_w8", "m64n64_s1_w4", "m64n32_s1_w4", "m16n16_s1_w2_g2"),
 }
 
 # head_dim → tiles of the general kernels, which take masks, lengths and smaller head_dims; each comes
@@ -57,8 +57,8 @@ GENERAL_TILES: dict[int, tuple[FmhaTile, ...]] = {
     96: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     128: tiles("m128n32_s2_w4", "m64n64_s1_w4", "m32n64_s1_w4_g2"),
     160: tiles("m64n64_s1_w4"),
-    192: tiles("m64n64_s1_w4"),
-    256: tiles("m64n32_s1_w4"),
+    192: tiles("m64n64_s1_w4", "m16n32_s1_w2_g2"),
+    256: tiles("m64n32_s1_w4", "m32n32_s1_w2"),
 }
 SMOKE_GENERAL_HEAD_DIM = 64
 
@@ -71,8 +71,10 @@ UNBIASED_TILES: dict[int, tuple[FmhaTile, ...]] = {
 # head_dim → tiles of the split kernels, for few query rows and many keys: general, without masks and dropout.
 # They serve every head_dim up to theirs: memory bounds them, and columns that do not exist cost none of it.
 SPLIT_TILES: dict[int, tuple[FmhaTile, ...]] = {
-    64: tiles("m16n32_s1_w2_g2", "m16n64_s1_w4_g4", "m32n64_s1_w8_g4"),
-    128: tiles("m16n16_s1_w2_g2", "m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n64_s1_w4"),
+    32: tiles("m64n128_s1_w4"),
+    64: tiles("m16n32_s1_w2_g2", "m16n64_s1_w4_g4", "m32n64_s1_w8_g4", "m64n64_s1_w2"),
+    96: tiles("m64n64_s1_w8_g2"),
+    128: tiles("m16n16_s1_w2_g2", "m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n48_s1_w2", "m64n32_s1_w2", "m64n64_s1_w4"),
     192: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n32_s1_w4_g2", "m64n64_s1_w4"),
     256: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n16_s1_w4_g2", "m64n64_s1_w4"),
 }

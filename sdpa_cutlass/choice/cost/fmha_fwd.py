@@ -70,6 +70,7 @@ _CAUSAL_ALU_PER_SCORE = 6.6  # in blocks that the diagonal crosses
 # Of a first CTA, on top of CTA_CYCLES: a warp of a plain or general kernel writes its elements of O one after
 # the other; split kernels meet more code, the more the wider they are (at head_dim 256, as its square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.54, 800
+_GENERAL_CYCLES = 400
 _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 620, 3600
 _PACKED_CYCLES = 0.32  # for an element of Q of a warp in a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.378  # share of the less busy units' time that is not hidden
@@ -89,6 +90,10 @@ _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 470
 _PART_CYCLES = 0.59  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
+_MOST_WAVES = 4  # of CTAs that share keys
+MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts; more are merged by a second launch (launch.cuh)
+_MERGE_LAUNCH_CYCLES = 4000
+_PART_BYTES_PER_CLOCK = 12  # of an SM, left by one launch and read by the next
 MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
 
@@ -149,7 +154,7 @@ class FmhaFwd(Model):
             self._first = _SPLIT_FIRST_CYCLES + _SPLIT_WIDE_CYCLES * (kernel.head_dim / 256) ** 2
         else:
             elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps
-            self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED
+            self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED + _GENERAL_CYCLES * kernel.is_general
         # The first loads of a mask lie under those of Q and K.
         self._once = [
             (masking + merge) * count + work.cycles(count) - round_cycles
@@ -168,6 +173,13 @@ class FmhaFwd(Model):
         self._meetings: dict[int, list[float]] = {}
         # CTAs of splits that all SMs may have: with KV groups one keeps an SM busy.
         self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
+        # Those with KV groups are for few rows, and bound by memory: a further wave would gain nothing.
+        self._waves = _MOST_WAVES if kernel.kv_groups == 1 else 1
+        self._full_shares = (
+            *range(self._sms, self._most_split, self._sms),
+            *range(self._most_split, self._waves * self._most_split + 1, self._most_split),
+        )
+        self._most_split_tiles = min(self._waves * self._most_split // 2, MAX_SPLIT_TILES)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
@@ -181,7 +193,7 @@ class FmhaFwd(Model):
         if self._is_split:
             packing = self._row_cycles * used
             num_splits = 1
-            if 2 * ctas <= self._most_split:
+            if ctas <= self._most_split_tiles:
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
                 num_splits, meeting = self._split(ctas, blocks, used)
                 ctas *= num_splits
@@ -213,7 +225,7 @@ class FmhaFwd(Model):
         return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
-        return self._is_split and 2 * -(-rows // self._block_m) * heads <= self._most_split
+        return self._is_split and -(-rows // self._block_m) * heads <= self._most_split_tiles
 
     def outclasses(self, other: Model) -> bool:
         """The same tile for a larger head_dim takes as many rounds, each as long or longer.
@@ -278,28 +290,55 @@ class FmhaFwd(Model):
     def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
         """The CTAs for each tile that should be fastest, and the cycles of their meeting.
 
-        Of those numbers whose CTAs all run at once, so that every KV group keeps a block.
+        Of those numbers whose CTAs all run at once, or fill several waves, as far as every KV group keeps a
+        block.
         """
-        groups, sms = self._kv_groups, self._sms
-        most = min(self._most_split // tiles, blocks // groups, _MAX_SPLITS)
-        if tiles > MAX_SPLIT_TILES or most < 2:
-            return 1, 0.0
+        groups, sms, at_once = self._kv_groups, self._sms, self._most_split
+        most = min(self._waves * at_once // tiles, blocks // groups, _MAX_SPLITS)
+        best, least, meeting = 1, self._rounds_of(tiles, 1, blocks), 0.0
+        if most < 2:
+            return best, meeting
+        meetings = self._meetings_of(rows)
+        met_by_last = min(at_once // tiles, most, len(meetings) - 1)
+        shortest = -(-blocks // (most * groups)) * self._round[1]
+        for num_splits in range(2, met_by_last + 1):
+            between = meetings[num_splits]
+            if shortest + between >= least:
+                break  # meetings grow with their number
+            cycles = self._rounds_of(tiles, num_splits, blocks) + between
+            if cycles < least:
+                best, least, meeting = num_splits, cycles, between
+        part_cycles = 4 * rows * self.kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)
+        for ctas in self._full_shares:
+            rounds = -(-blocks // (min(max(ctas // tiles, 1), most) * groups))
+            num_splits = -(-blocks // (rounds * groups))  # the fewest with so many rounds
+            if num_splits <= max(met_by_last, 1):
+                continue
+            between = _MERGE_LAUNCH_CYCLES + part_cycles * tiles * num_splits
+            cycles = self._rounds_of(tiles, num_splits, blocks) + between
+            if cycles < least:
+                best, least, meeting = num_splits, cycles, between
+        return best, meeting
+
+    def _rounds_of(self, tiles: int, num_splits: int, blocks: int) -> float:
+        """Cycles of an SM's CTAs, where those of a tile share its blocks."""
+        rounds = -(-blocks // (num_splits * self._kv_groups))
+        share = -(-tiles * num_splits // self._sms)
+        resident = self._most_split // self._sms
+        if share <= resident:
+            return rounds * self._round[share]
+        full, rest = divmod(share, resident)
+        later = (full - (not rest)) * self._later_ends / resident
+        return rounds * (full * self._round[resident] + (self._round[rest] if rest else 0.0)) + later
+
+    def _meetings_of(self, rows: int) -> list[float]:
+        """By the number of parts, as many as the last CTA of a tile merges."""
         meetings = self._meetings.get(rows)
         if meetings is None:
-            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(_MAX_SPLITS + 1)]
+            most = min(MERGED_BY_LAST_CTA // (4 * rows * self.kernel.head_dim), _MAX_SPLITS)
+            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(most + 1)]
             self._meetings[rows] = meetings
-        round_cycles = self._round
-        best, least = 1, -(-blocks // groups) * round_cycles[-(-tiles // sms)]
-        shortest = -(-blocks // (most * groups)) * round_cycles[1]
-        for num_splits in range(2, most + 1):
-            meeting = meetings[num_splits]
-            if shortest + meeting >= least:
-                break  # meetings grow with their number
-            share = -(-tiles * num_splits // sms)
-            cycles = -(-blocks // (num_splits * groups)) * round_cycles[share] + meeting
-            if cycles < least:
-                best, least = num_splits, cycles
-        return best, meetings[best]
+        return meetings
 
 
 def resident_ctas(kernel: KernelInfo, device: DeviceInfo) -> int:

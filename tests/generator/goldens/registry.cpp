@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203";
+extern const char *const kGeneratorDigest = "e0495d1fbf40e1263b39d4ca748bd50f618b7e64b3f606db8b504abfa1a527cd";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -39,4 +39,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203)
+set(SDPA_GENERATED_DIGEST e0495d1fbf40e1263b39d4ca748bd50f618b7e64b3f606db8b504abfa1a527cd)

@@ -2,6 +2,7 @@
 // The only header that generated units of this family include.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 
@@ -22,6 +23,16 @@ int64_t num_m_blocks(const sdpa_params &p) {
 template <class Traits>
 int64_t num_tiles(const sdpa_params &p) {
   return num_m_blocks<Traits>(p) * p.batch * (Traits::kIsSplit ? p.num_heads_kv : p.num_heads_q);
+}
+
+// From so many bytes of a tile's parts on, a launch of its own merges them sooner than the CTA that arrives last.
+constexpr int64_t kMergedByLastCta = 32 << 10;
+
+template <class Traits>
+bool merges_in_second_launch(const sdpa_params &p) {
+  if (!Traits::kIsSplit || p.num_splits <= 1) return false;
+  const int64_t rows = std::min<int64_t>(Traits::kBlockM, int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv));
+  return p.num_splits * rows * Traits::kHeadDim * int64_t{sizeof(float)} > kMergedByLastCta;
 }
 
 template <class Traits>
@@ -84,16 +95,18 @@ typename Traits::Params to_params(const sdpa_params &p) {
     const int64_t rows = num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
     params.partial_out = static_cast<float *>(p.workspace);
     params.partial_stats = reinterpret_cast<float2 *>(params.partial_out + rows * Traits::kHeadDim);
-    params.arrivals = p.split_arrivals;
+    params.arrivals = merges_in_second_launch<Traits>(p) ? nullptr : p.split_arrivals;
   }
   return params;
 }
 
-// A compiled function and what it was compiled for.
-template <class Traits_, void (*kKernel_)(typename Traits_::Params)>
+// A compiled function and what it was compiled for; kMerge_ is what a split kernel's parts may be merged by.
+template <class Traits_, void (*kKernel_)(typename Traits_::Params),
+          void (*kMerge_)(typename Traits_::Params) = nullptr>
 struct Function {
   using Traits = Traits_;
   static constexpr auto kKernel = kKernel_;
+  static constexpr auto kMerge = kMerge_;
 };
 
 template <class Function>
@@ -101,8 +114,15 @@ Status launch_function(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
   const auto params = to_params<Traits>(p);
   const int64_t grid = num_tiles<Traits>(p) * (Traits::kIsSplit ? p.num_splits : 1);
-  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, grid, Traits::kThreads, Traits::kSmemBytes,
-                              params, stream);
+  Status status = Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, grid, Traits::kThreads,
+                                       Traits::kSmemBytes, params, stream);
+  if constexpr (Traits::kIsSplit) {
+    if (status.ok() && merges_in_second_launch<Traits>(p))
+      status = Traits::Arch::launch(Function::kMerge, Traits::kFacts.name,
+                                    num_tiles<Traits>(p) * SplitMerge<Traits>::kCtasPerTile, Traits::kThreads, 0,
+                                    params, stream);
+  }
+  return status;
 }
 
 // Launches the function for the problem's kind of mask.
@@ -148,7 +168,7 @@ constexpr uint64_t takes() {
 template <class First, class... Others, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   using Traits = typename First::Traits;
-  static_assert(sizeof...(Others) < kMaxFunctions);
+  static_assert(sizeof...(Others) + Traits::kIsSplit < kMaxFunctions);
   static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
                 "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
@@ -161,6 +181,7 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.functions[0] = reinterpret_cast<const void *>(First::kKernel);
   int index = 1;
   ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
+  if constexpr (Traits::kIsSplit) row.functions[index++] = reinterpret_cast<const void *>(First::kMerge);
   row.threads = Traits::kThreads;
   return row;
 }

@@ -2,12 +2,14 @@
 //
 // A tile's rows are those of all query heads that read the same key head, so that K and V are read once for all of
 // them: row p is position p / heads_per_kv of head p % heads_per_kv. Split s takes the s-th run of neighbouring key
-// blocks (key_split.cuh). Each CTA leaves (O, row_max, row_sum) in the workspace and counts itself in; the last one to
-// arrive merges them, always in the order of the splits, so the result does not depend on who was last:
+// blocks (key_split.cuh), and leaves (O, row_max, row_sum) in the workspace. Parts are always merged in the order of the
+// splits:
 //
 //   row_max = max_s row_max_s     O = Σ_s exp2(row_max_s - row_max) O_s / Σ_s exp2(row_max_s - row_max) row_sum_s
 //
-// The method is FlashDecoding's (Dao et al., 2023), with the second kernel folded into the first.
+// Small ones by the CTA of their tile that arrives last; for large ones it would be long alone, and a second launch has
+// a thread for every four columns of a row (SplitMerge). The results are the same. The method is FlashDecoding's (Dao et
+// al., 2023), with the second kernel folded into the first where it is small.
 #pragma once
 
 #include <type_traits>
@@ -29,8 +31,10 @@ struct SplitEpilogue {
 
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kVectors = kHeadDim / 4;  // of a row of O
 
-  // Merges the CTA's KV groups, leaves the result in the workspace and, in the last CTA, merges all and stores.
+  // Merges the CTA's KV groups and leaves the result in the workspace. Unless that is the next launch's business, the last
+  // CTA merges all and stores.
   template <class Accumulator>
   SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                      const KeySplit &split, int tile_index, char *smem, Accumulator &tOrO,
@@ -46,7 +50,7 @@ struct SplitEpilogue {
     const int64_t first_part = int64_t{tile_index} * params.num_splits;
     const int num_rows = cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);
     store_part(params, first_part + split.index, num_rows, Merge(smem, tOrO, softmax));
-    if (is_last(params.arrivals + tile_index, split.num_active))
+    if (params.arrivals != nullptr && is_last(params.arrivals + tile_index, split.num_active))
       merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
@@ -65,11 +69,20 @@ struct SplitEpilogue {
       CUTE_UNROLL
       for (int t = 0; t < Merge::kTiles; ++t) {
         const float4 &unit = merged.out[i / 2 * Merge::kTiles + t];
-        Arch::store_device(reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)),
-                           i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w));
+        leave(params, reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)),
+              i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w));
       }
       if (merged.group == 0 && merged.tid % 4 == 0)
-        Arch::store_device(stats_of(params, part, row), make_float2(merged.row_max[i], merged.row_sum[i]));
+        leave(params, stats_of(params, part, row), make_float2(merged.row_max[i], merged.row_sum[i]));
+    }
+  }
+
+  // For another CTA of this launch, or for the next launch.
+  SDPA_DEVICE static void leave(const Params &params, float2 *address, const float2 &value) {
+    if (params.arrivals != nullptr) {
+      Arch::store_device(address, value);
+    } else {
+      *address = value;
     }
   }
 
@@ -88,61 +101,108 @@ struct SplitEpilogue {
 
   SDPA_DEVICE static void merge_parts(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                       int64_t first_part, int num_active, int num_rows) {
-    constexpr int kVectors = kHeadDim / 4;
+    for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads)
+      merge_vector</*kIsSameLaunch=*/true>(params, tile, sequence, first_part, num_active, index);
+  }
+
+  // Four columns of a row: the `index`-th of the tile.
+  template <bool kIsSameLaunch>
+  SDPA_DEVICE static void merge_vector(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                       int64_t first_part, int num_active, int index) {
     constexpr int kBatch = 16;  // splits whose loads are in flight together
-    for (int index = Arch::thread_idx(); index < num_rows * kVectors; index += Traits::kThreads) {
-      const int row = index / kVectors, col = index % kVectors * 4;
-      const int out_row = tile.m_block * kBlockM + row;
-      const float4 *const outs = reinterpret_cast<const float4 *>(out_of(params, first_part, row) + col);
-      const float2 *const stats = stats_of(params, first_part, row);
-      float max = SoftmaxState::kNoKey, sum = 0.f;
-      float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-      for (int first = 0; first < num_active; first += kBatch) {
-        float2 stat[kBatch];
-        float4 part[kBatch];
-        float batch_max = max;
-        CUTE_UNROLL
-        for (int i = 0; i < kBatch; ++i) {
-          const int s = first + i;
-          stat[i] = make_float2(SoftmaxState::kNoKey, 0.f);
-          part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-          if (s < num_active) {
-            stat[i] = Arch::load_device(stats + s * kBlockM);
-            part[i] = Arch::load_device(outs + s * (kBlockM * kVectors));
-          }
-        }
-        CUTE_UNROLL
-        for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);
-        const float scale = Arch::exp2(max - batch_max);
-        max = batch_max;
-        sum *= scale;
-        out = make_float4(scale * out.x, scale * out.y, scale * out.z, scale * out.w);
-        CUTE_UNROLL
-        for (int i = 0; i < kBatch; ++i) {
-          const float weight = Arch::exp2(stat[i].x - max);
-          sum += weight * stat[i].y;
-          out.x += weight * part[i].x;
-          out.y += weight * part[i].y;
-          out.z += weight * part[i].z;
-          out.w += weight * part[i].w;
+    const int row = index / kVectors, col = index % kVectors * 4;
+    const int out_row = tile.m_block * kBlockM + row;
+    const float4 *const outs = reinterpret_cast<const float4 *>(out_of(params, first_part, row) + col);
+    const float2 *const stats = stats_of(params, first_part, row);
+    float max = SoftmaxState::kNoKey, sum = 0.f;
+    float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int first = 0; first < num_active; first += kBatch) {
+      float2 stat[kBatch];
+      float4 part[kBatch];
+      float batch_max = max;
+      CUTE_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        const int s = first + i;
+        stat[i] = make_float2(SoftmaxState::kNoKey, 0.f);
+        part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (s < num_active) {
+          stat[i] = load<kIsSameLaunch>(stats + s * kBlockM);
+          part[i] = load<kIsSameLaunch>(outs + s * (kBlockM * kVectors));
         }
       }
-      if (out_row >= sequence.seqlen_q) {
-        sum = 0.f;
-        out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
+      CUTE_UNROLL
+      for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);
+      const float scale = Arch::exp2(max - batch_max);
+      max = batch_max;
+      sum *= scale;
+      out = make_float4(scale * out.x, scale * out.y, scale * out.z, scale * out.w);
+      CUTE_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = Arch::exp2(stat[i].x - max);
+        sum += weight * stat[i].y;
+        out.x += weight * part[i].x;
+        out.y += weight * part[i].y;
+        out.z += weight * part[i].z;
+        out.w += weight * part[i].w;
       }
-      if constexpr (!std::is_void_v<Ends>) {
-        Ends::store(params, tile, sequence, row, col, max, sum, out);
-        continue;
-      }
-      const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
-      const float inverse = SoftmaxState::inverse(sum) * scale;
-      if (col < Traits::head_dim_v(params))
-        *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) =
-            make_uint2(arch::pack<Element>(out.x * inverse, out.y * inverse),
-                       arch::pack<Element>(out.z * inverse, out.w * inverse));
-      if (params.softmax_lse && col == 0) *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
     }
+    if (out_row >= sequence.seqlen_q) {
+      sum = 0.f;
+      out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
+    }
+    if constexpr (!std::is_void_v<Ends>) {
+      Ends::store(params, tile, sequence, row, col, max, sum, out);
+      return;
+    }
+    const float scale = Base::with_sink(params, tile, sequence, out_row, max, sum);
+    const float inverse = SoftmaxState::inverse(sum) * scale;
+    if (col < Traits::head_dim_v(params))
+      *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) = make_uint2(
+          arch::pack<Element>(out.x * inverse, out.y * inverse), arch::pack<Element>(out.z * inverse, out.w * inverse));
+    if (params.softmax_lse && col == 0) *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
+  }
+
+ private:
+  template <bool kIsSameLaunch, class T>
+  SDPA_DEVICE static T load(const T *address) {
+    if constexpr (kIsSameLaunch) {
+      return Arch::load_device(address);
+    } else {
+      return *address;
+    }
+  }
+};
+
+// The second launch, of kCtasPerTile CTAs for each tile.
+template <class Traits>
+struct SplitMerge {
+  using Arch = typename Traits::Arch;
+  using Parts = SplitEpilogue<Traits>;
+
+  static constexpr int kCtasPerTile = (Traits::kBlockM * Parts::kVectors + Traits::kThreads - 1) / Traits::kThreads;
+
+  SDPA_DEVICE static void run(const typename Traits::Params &params) {
+    const int tile_index = Arch::block_idx() / kCtasPerTile;
+    WorkTile tile;
+    int head;
+    params.m_blocks(head, tile.m_block, tile_index);
+    params.scheduler.heads_q(tile.bidb, tile.bidh_kv, head);
+    const int heads_per_kv = params.heads_per_kv.divisor;
+    tile.bidh = tile.bidh_kv * heads_per_kv;
+    Sequence sequence = Sequence::make(params, tile.bidb);
+    sequence.seqlen_q *= heads_per_kv;
+    sequence.num_rows *= heads_per_kv;
+
+    const int first_row = tile.m_block * Traits::kBlockM;
+    const int index = Arch::block_idx() % kCtasPerTile * Traits::kThreads + Arch::thread_idx();
+    const int row = index / Parts::kVectors;
+    if (row >= Traits::kBlockM || first_row + row >= sequence.num_rows || first_row >= sequence.seqlen_q) return;
+    const KeyRange keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    if (keys.n_block_max == 0) return;
+    const KeySplit split = KeySplit::make(0, params.num_splits, keys);
+    if (split.num_active == 1) return;  // its CTA stored it
+    const int64_t first_part = int64_t{tile_index} * params.num_splits;
+    Parts::template merge_vector</*kIsSameLaunch=*/false>(params, tile, sequence, first_part, split.num_active, index);
   }
 };
 
