@@ -129,8 +129,8 @@ def test_every_function_of_the_manifest_is_defined_and_registered_once(files: di
         functions = 1 + sum(name in row["takes"] for name in ("bool", "bias16", "bias32"))
         functions += row["family"] == "fmha_fwd_q8"  # the one that quantises
         functions += row["family"] == "fmha_fwd_sm90" and "bool" in row["takes"]  # that finds a mask's blocks
-        if row["family"] == "fmha_bwd":  # any mask in one; two more, for a bias's gradient and statistics
-            functions = 3 if "dropout" in row["takes"] else 4
+        if row["family"] == "fmha_bwd":  # any mask in one; more: a bias's gradient, its sum, statistics
+            functions = 4 if "dropout" in row["takes"] else 5
         if row["family"] == "fmha_bwd_fused":  # one for all gradients, sums of dQ to dQ, statistics
             functions = 3
         assert len(row["symbols"] or ()) == (0 if row["family"] == "unfused" else functions)

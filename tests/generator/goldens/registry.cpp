@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203";
+extern const char *const kGeneratorDigest = "eaf425da08795e2a286c1f69ea474760cfe01e15a1960e986c5fb41001e444d6";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa
