@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -204,6 +205,62 @@ def test_the_same_bits_in_every_schedule_and_next_to_others(
     finally:
         if host is not None:
             host.host_configure(num_threads=HOST_THREADS)
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(19, 8), (3, 100)])
+def test_parts_of_the_batch(masked_backward: TestedKernel, batch: int, heads: int) -> None:
+    """19 parts of a batch; two batches and, for the last CTAs, one."""
+    options = {"seqlen_q": 20, "seqlen_k": 29, "batch": batch, "heads": heads, "heads_kv": heads // 2}
+    seen = {"causal": Causal.BOTTOM_RIGHT, "seqlens_q": (20, 0, 7) * 6 + (20,), "seqlens_k": (29,) * batch}
+    for shape, dtype in (((1, heads, 20, 29), torch.float16), ((1, heads, 1, 29), torch.float32)):
+        check_bias(masked_backward, case_for(masked_backward, bias(*shape, dtype=dtype), **options))
+    if batch == 19:
+        case = case_for(masked_backward, bias(1, heads, 20, 1), **options, **seen, with_dlse=True)
+        check_bias(masked_backward, case, few_keys=True)
+
+
+@pytest.mark.parametrize(("batch", "heads", "of_a_part"), [(19, 8, 1), (3, 100, 2), (5, 100, 3)])
+def test_the_order_of_the_batches(
+    masked_backward: TestedKernel, batch: int, heads: int, of_a_part: int
+) -> None:
+    """Those of a part one after the other, then the parts, in float32: the bits say so."""
+    if masked_backward.info.has_dropout:
+        pytest.skip("sums of a part are scaled behind it")
+    options = {"seqlen_q": 20, "seqlen_k": 29, "batch": batch, "heads": heads, "heads_kv": heads // 2}
+    mask = bias(1, heads, 20, 29)
+    given = operands(case_for(masked_backward, mask, **options), masked_backward.dtype)
+    of_each = run_bias(
+        masked_backward, case_for(masked_backward, mask.repeat(batch, 1, 1, 1), **options), given
+    )
+
+    def added(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        total = torch.zeros_like(tensors[0])
+        for tensor in tensors:
+            total += tensor
+        return total
+
+    expected = added(tuple(added(part.split(1)) for part in of_each.split(of_a_part)))
+    found = run_bias(masked_backward, case_for(masked_backward, mask, **options), given)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.kernels(head_dim=64)
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_the_workspace_of_parts_is_bounded(masked_backward: TestedKernel, rows: int) -> None:
+    """4 MiB behind the row statistics, however many batches there are; nothing for a bias of each."""
+    for heads, batch in product((2, 6, 24, 100), (2, 3, 64, 5000)):
+        options = {"batch": 2, "heads": heads, "heads_kv": heads}
+        case = case_for(masked_backward, bias(1, heads, rows, KEYS), **options)
+        launch = prepare(masked_backward, case, operands(case, masked_backward.dtype), needs_dbias=True)
+        launch.params.forward.batch = batch
+        index, of_library = masked_backward.info.index, masked_backward.library
+        statistics = 8 * 128 * heads * batch
+        parts = of_library.backward_workspace_bytes(index, launch.params) - statistics
+        assert (parts > 0) == (256 // (heads * -(-rows // 64) * -(-KEYS // 64)) > 1)
+        assert parts <= 2**22
+        assert parts % (4 * heads * rows * KEYS) == 0
+        launch.params.dbias_stride[0] = heads * rows * KEYS
+        assert of_library.backward_workspace_bytes(index, launch.params) == statistics
 
 
 def test_alone_and_in_a_batch(masked_backward: TestedKernel) -> None:

@@ -14,6 +14,7 @@ _LAUNCH = "fmha_bwd/launch.cuh"
 _MASK = "fmha_bwd/dense_mask.cuh"
 _BIAS = "fmha_bwd/bias_gradient.cuh"
 _VISITS = "fmha_bwd/bias_visits.cuh"
+_PARTS = "fmha_bwd/bias_parts.cuh"
 
 
 def _backward(
@@ -310,9 +311,46 @@ BACKWARDS: tuple[Mutant, ...] = (
     _backward(
         "bias_of_one_batch",
         _VISITS,
-        "end.bidb = params.sums_batches ? params.batch : owned.bidb + 1;",
-        "end.bidb = owned.bidb + 1;",
-        "a bias that batches share has the gradient of the first one",
+        "end.bidb = cute::min(first.bidb + params.batches, params.batch);",
+        "end.bidb = first.bidb + 1;",
+        "a part of the gradient of a bias that batches share has that of its first batch",
+    ),
+    _backward(
+        "bias_parts_begin_at_their_number",
+        _VISITS,
+        "first.bidb = owned.bidb * params.batches;",
+        "first.bidb = owned.bidb;",
+        "parts of several batches overlap, and the last batches are left out",
+    ),
+    _backward(
+        "bias_without_the_last_part",
+        _PARTS,
+        "first + i < params.num_parts ?",
+        "first + i < params.num_parts - 1 ?",
+        "the last batches are left out of the gradient of a bias",
+    ),
+    _backward(
+        "bias_parts_in_one_place",
+        _LAUNCH,
+        "params.dbias_stride[0] = stride;",
+        "params.dbias_stride[0] = 0;",
+        "all parts of the gradient of a bias are stored where the first one is",
+    ),
+    _backward(
+        "bias_sums_beyond_the_last_element",
+        _PARTS,
+        "    if (element >= params.num_elements) return;\n",
+        "",
+        "CTAs that add up parts store what is behind the gradient of a bias",
+        Check.OUTSIDE,
+    ),
+    _backward(
+        "bias_parts_backwards",
+        _PARTS,
+        "total += loaded[i];",
+        "total += loaded[kLoads - 1 - i];",
+        "parts of the gradient of a bias are added up in another order",
+        Check.IDENTITIES,
     ),
     _backward(
         "bias_without_dropout",

@@ -96,7 +96,11 @@ _SPLIT = (
 _OBSERVED = "bank_conflicts or tile-1 or tile+1 or scales or grouped or lengths or (dropout and numerics)"
 _OBSERVED_SPLIT = "bank_conflicts or tile-1 or tile+1 or scales or different_weight"
 _RULE_ERROR = "HostCheckError"
-_OUTSIDE = ("elements outside the tensor were written", "elements were never written")
+_OUTSIDE = (
+    "elements outside the tensor were written",
+    "elements were never written",
+    "bytes around the workspace were written",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

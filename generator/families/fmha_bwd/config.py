@@ -63,12 +63,12 @@ class FmhaBwd(Kernel):
     @property
     def functions(self) -> tuple[Function, ...]:
         """One without masks and one that takes them, or one for both; then the one that makes the gradient
-        of a bias, and the last one makes the row statistics.
+        of a bias or its parts, the one that adds these up, and the last one makes the row statistics.
 
         What is `cpp_mask` elsewhere says here whether there may be a mask.
         """
         kinds = {"": "true"} if self.dropout else {"": "false", "_masked": "true"}
-        kinds |= {"_dbias": "true", "_statistics": "true"}
+        kinds |= dict.fromkeys(("_dbias", "_dbias_sum", "_statistics"), "true")
         return tuple(Function(symbol=self.name + word, cpp_mask=has_mask) for word, has_mask in kinds.items())
 
     # ---- resources of one CTA ----

@@ -130,8 +130,8 @@ def test_every_function_of_the_manifest_is_defined_and_registered_once(files: di
         functions += row["family"] == "fmha_fwd" and "splits" in row["takes"]  # that merges large parts
         functions += row["family"] == "fmha_fwd_q8"  # the one that quantises
         functions += row["family"] == "fmha_fwd_sm90" and "bool" in row["takes"]  # that finds a mask's blocks
-        if row["family"] == "fmha_bwd":  # any mask in one; two more, for a bias's gradient and statistics
-            functions = 3 if "dropout" in row["takes"] else 4
+        if row["family"] == "fmha_bwd":  # any mask in one; more: a bias's gradient, its sum, statistics
+            functions = 4 if "dropout" in row["takes"] else 5
         if row["family"] == "fmha_bwd_fused":  # one for all gradients, sums of dQ to dQ, statistics
             functions = 3
         assert len(row["symbols"] or ()) == (0 if row["family"] == "unfused" else functions)

@@ -3,7 +3,8 @@
 //   dbias = (1 / k) · Σ P ∘ (M ∘ (dO Vᵀ) - k · delta)      over batches, heads, rows and keys that share an element
 //
 // A CTA owns one tile of what the bias has itself, kBlockM rows by kBlockN keys, and goes through all pairs of tiles that
-// add to it: batch after batch, head after head, block of rows after block of rows, block of keys after block of keys.
+// add to it, or through those of some batches (bias_parts.cuh): batch after batch, head after head, block of rows after
+// block of rows, block of keys after block of keys.
 // S and dP are recomputed as in the rows role, with its layouts. Sums are in float32 registers and in that order, and are
 // rounded once, when they are stored: nothing is as large as the scores unless the bias is, and no atomics are needed.
 // The bias is the same for every pair of tiles, and is read once.
@@ -188,6 +189,18 @@ struct BiasGradient {
     store(sums, tScS, params, owned, reinterpret_cast<float *>(smem));
   }
 
+  // Calls `body` with a 0 of an element's type.
+  template <class Body>
+  SDPA_DEVICE static void with_type(MaskType type, Body body) {
+    if (type == MaskType::kF32) {
+      body(float{});
+    } else if (type == MaskType::kF16) {
+      body(cutlass::half_t{});
+    } else {
+      body(cutlass::bfloat16_t{});
+    }
+  }
+
  private:
   // bias, coords: (rows, cols). Elements that the bias does not have stay as they are.
   template <class Bias, class Coords>
@@ -324,18 +337,6 @@ struct BiasGradient {
         for (int key = 0; key < kBlockN; ++key) total += of_key(key);
         put(0, 0, total);
       }
-    }
-  }
-
-  // Calls `body` with a 0 of an element's type.
-  template <class Body>
-  SDPA_DEVICE static void with_type(MaskType type, Body body) {
-    if (type == MaskType::kF32) {
-      body(float{});
-    } else if (type == MaskType::kF16) {
-      body(cutlass::half_t{});
-    } else {
-      body(cutlass::bfloat16_t{});
     }
   }
 };

@@ -11,14 +11,15 @@
 
 namespace sdpa::fmha_bwd {
 
-// What the launch that makes the gradient of a bias receives. A stride is 0 where dbias is summed over.
+// What the launch that makes the gradient of a bias receives. A stride is 0 where dbias is summed over; in parts
+// (bias_parts.cuh), it is the workspace, and they are its batches.
 struct BiasParams : Params {
   void *dbias;
   int64_t dbias_stride[4];  // batch, head, row, key; elements
   MaskType dbias_type;
   int32_t has_dbias_pairs;  // keys are neighbours, and every second one starts a vector of two elements of 16 bits
   int32_t batch;
-  int32_t sums_batches;
+  int32_t batches;  // that a CTA sums over: the last one may have fewer
   int32_t sums_heads;
   int32_t sums_rows;
   int32_t sums_keys;
@@ -29,7 +30,7 @@ struct BiasParams : Params {
   cutlass::FastDivmod heads;
 };
 
-// A pair of tiles, or a tile of dbias: 0 in what is summed over.
+// A pair of tiles, or a tile of dbias: 0 in what is summed over, and the part for the batch.
 struct Place {
   int bidb;
   int bidh;
@@ -44,11 +45,13 @@ struct Visits {
   Place end;
   Place place;  // the one at hand
 
-  SDPA_DEVICE Visits(const BiasParams &params_, const Place &owned) : params(params_), first(owned), place(owned) {
-    end.bidb = params.sums_batches ? params.batch : owned.bidb + 1;
+  SDPA_DEVICE Visits(const BiasParams &params_, const Place &owned) : params(params_), first(owned) {
+    first.bidb = owned.bidb * params.batches;
+    end.bidb = cute::min(first.bidb + params.batches, params.batch);
     end.bidh = params.sums_heads ? params.num_heads_q : owned.bidh + 1;
     end.m_block = params.sums_rows ? params.num_m_blocks : owned.m_block + 1;
     end.n_block = params.sums_keys ? params.num_n_blocks : owned.n_block + 1;
+    place = first;
     if (!is_seen()) next();
   }
 

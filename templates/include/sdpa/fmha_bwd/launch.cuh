@@ -9,7 +9,7 @@
 
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/constants.hpp"
-#include "sdpa/fmha_bwd/bias_gradient.cuh"
+#include "sdpa/fmha_bwd/bias_parts.cuh"
 #include "sdpa/fmha_bwd/kernel.cuh"
 #include "sdpa/fmha_fwd/launch.cuh"
 #include "sdpa/registry.hpp"
@@ -49,9 +49,27 @@ int64_t num_bias_tiles(const sdpa_bwd_params &p) {
          own(3, num_blocks(forward.seqlen_k, Traits::kDqBlockN));
 }
 
+template <class Traits>
+BiasParts bias_parts(const sdpa_bwd_params &p) {
+  return BiasParts(num_bias_tiles<Traits>(p), p.forward.batch, p.dbias_stride[0] == 0);
+}
+
+// Elements of the gradient of a bias that batches share.
+inline int64_t num_bias_elements(const sdpa_bwd_params &p) {
+  const auto own = [&](int dimension, int64_t size) { return p.dbias_stride[dimension] == 0 ? 1 : size; };
+  return own(1, p.forward.num_heads_q) * own(2, p.forward.seqlen_q) * own(3, p.forward.seqlen_k);
+}
+
 // Two floats a row.
-inline uint64_t workspace_bytes(const sdpa_bwd_params &p) {
+inline uint64_t statistics_bytes(const sdpa_bwd_params &p) {
   return static_cast<uint64_t>(padded_rows(p.forward)) * p.forward.batch * p.forward.num_heads_q * sizeof(float2);
+}
+
+// | row statistics | the gradient of a bias in parts, where there are several |
+template <class Traits>
+uint64_t workspace_bytes(const sdpa_bwd_params &p) {
+  const int64_t parts = p.dbias == nullptr ? 1 : bias_parts<Traits>(p).count;
+  return statistics_bytes(p) + (parts == 1 ? 0 : static_cast<uint64_t>(parts * num_bias_elements(p)) * sizeof(float));
 }
 
 template <class Traits>
@@ -165,7 +183,6 @@ BiasParams to_bias_params(const sdpa_bwd_params &given) {
   params.has_dbias_pairs =
       given.dbias_stride[3] == 1 && strides % 2 == 0 && reinterpret_cast<uintptr_t>(given.dbias) % 4 == 0;
   params.batch = p.batch;
-  params.sums_batches = given.dbias_stride[0] == 0;
   params.sums_heads = given.dbias_stride[1] == 0;
   params.sums_rows = given.dbias_stride[2] == 0;
   params.sums_keys = given.dbias_stride[3] == 0;
@@ -174,6 +191,37 @@ BiasParams to_bias_params(const sdpa_bwd_params &given) {
   params.m_blocks = cutlass::FastDivmod(params.sums_rows ? 1 : params.num_m_blocks);
   params.n_blocks = cutlass::FastDivmod(params.sums_keys ? 1 : params.num_n_blocks);
   params.heads = cutlass::FastDivmod(params.sums_heads ? 1 : p.num_heads_q);
+  const BiasParts parts = bias_parts<Traits>(given);
+  params.batches = static_cast<int>(parts.batches);
+  if (parts.count == 1) return params;
+  params.dbias = static_cast<char *>(p.workspace) + statistics_bytes(given);
+  params.dbias_type = MaskType::kF32;
+  params.has_dbias_pairs = 0;
+  int64_t stride = 1;
+  const auto place = [&](int dimension, int64_t size) {
+    if (given.dbias_stride[dimension] == 0) return;
+    params.dbias_stride[dimension] = stride;
+    stride *= size;
+  };
+  place(3, p.seqlen_k);
+  place(2, p.seqlen_q);
+  place(1, p.num_heads_q);
+  params.dbias_stride[0] = stride;
+  return params;
+}
+
+template <class Traits>
+BiasSumParams to_bias_sum_params(const sdpa_bwd_params &given) {
+  BiasSumParams params = {};
+  params.parts =
+      reinterpret_cast<const float *>(static_cast<const char *>(given.forward.workspace) + statistics_bytes(given));
+  params.num_parts = static_cast<int>(bias_parts<Traits>(given).count);
+  params.num_elements = static_cast<int>(num_bias_elements(given));
+  params.keys = cutlass::FastDivmod(given.dbias_stride[3] == 0 ? 1 : given.forward.seqlen_k);
+  params.rows = cutlass::FastDivmod(given.dbias_stride[2] == 0 ? 1 : given.forward.seqlen_q);
+  params.dbias = given.dbias;
+  for (int i = 0; i < 4; ++i) params.dbias_stride[i] = given.dbias_stride[i];
+  params.dbias_type = static_cast<MaskType>(given.dbias_type);
   return params;
 }
 
@@ -184,12 +232,25 @@ struct Function {
   static constexpr auto kKernel = kKernel_;
 };
 
-// The one that makes the gradient of a bias.
-template <class Traits_, void (*kKernel_)(BiasParams)>
-struct BiasFunction {
+// Those that make the gradient of a bias, or its parts, and that add these up.
+template <class Traits_, void (*kKernel_)(BiasParams), void (*kSum_)(BiasSumParams)>
+struct BiasFunctions {
   using Traits = Traits_;
   static constexpr auto kKernel = kKernel_;
+  static constexpr auto kSum = kSum_;
 };
+
+template <class Bias>
+Status launch_bias(const sdpa_bwd_params &p, void *stream) {
+  using Traits = typename Bias::Traits;
+  const int64_t parts = bias_parts<Traits>(p).count;
+  const Status status =
+      Traits::Arch::launch(Bias::kKernel, Traits::kFacts.name, parts * num_bias_tiles<Traits>(p), Traits::kThreads,
+                           BiasGradient<Traits>::kSmemBytes, to_bias_params<Traits>(p), stream);
+  if (!status.ok() || parts == 1) return status;
+  return Traits::Arch::launch(Bias::kSum, Traits::kFacts.name, num_blocks(num_bias_elements(p), Traits::kThreads),
+                              Traits::kThreads, /*smem_bytes=*/0, to_bias_sum_params<Traits>(p), stream);
+}
 
 // Statistics' kernel, then Function's and Bias's as far as anything of theirs is asked for.
 template <class Statistics, class Bias, class Function>
@@ -203,9 +264,7 @@ Status launch_all(const sdpa_bwd_params &p, void *stream) {
   if (status.ok() && ctas > 0)
     status = Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, ctas, Traits::kThreads, Traits::kSmemBytes,
                                   params, stream);
-  if (status.ok() && p.dbias != nullptr)
-    status = Traits::Arch::launch(Bias::kKernel, Traits::kFacts.name, num_bias_tiles<Traits>(p), Traits::kThreads,
-                                  BiasGradient<typename Bias::Traits>::kSmemBytes, to_bias_params<Traits>(p), stream);
+  if (status.ok() && p.dbias != nullptr) status = launch_bias<Bias>(p, stream);
   return status;
 }
 
@@ -249,14 +308,15 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.check_backward = check<Traits>;
-  row.backward_workspace_bytes = workspace_bytes;
+  row.backward_workspace_bytes = workspace_bytes<Traits>;
   row.backward = launch<Statistics, Bias, First, Last...>;
   int index = 0;
   row.functions[index++] = reinterpret_cast<const void *>(First::kKernel);
   ((row.functions[index++] = reinterpret_cast<const void *>(Last::kKernel)), ...);
   row.functions[index++] = reinterpret_cast<const void *>(Bias::kKernel);
+  row.functions[index++] = reinterpret_cast<const void *>(Bias::kSum);
   row.functions[index] = reinterpret_cast<const void *>(Statistics::kKernel);
-  static_assert(sizeof...(Last) + 3 <= kMaxFunctions);
+  static_assert(sizeof...(Last) + 4 <= kMaxFunctions);
   row.threads = Traits::kThreads;
   return row;
 }
