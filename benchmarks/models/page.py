@@ -12,6 +12,7 @@ errors      every case in float16: errors of torch and of this library, calls, a
 quantised   every case with quantised calls in float16: errors at the outputs and of the worst head
 times       every row with times; a file of a CPU has none
 speedups    geometric means of torch's time over this library's, and the rows in which this library is slower
+predicted   what the calls of a run should take on an L4, by the cost models; nothing of it is measured
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.documents import kernel_rows
+from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
+from sdpa_cutlass.cli.cells import number
+from sdpa_cutlass.cli.predictions import L4, Prediction, predict
+from sdpa_cutlass.cli.results import Row
+from sdpa_cutlass.cli.summary import tile
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/models.md", "docs/quantised.md")
@@ -122,11 +130,56 @@ def speedups(rows: Rows) -> Iterator[str]:
             yield f"| {name} | {len(group)} | {statistics.geometric_mean(ratios):.3f} | {slower or 'none'} |"
 
 
+def predicted(rows: Rows) -> Iterator[str]:
+    """Microseconds of all calls of a run, at two clocks, with the kernels that take most of it first."""
+    clocks = [f"predicted for an L4 at {clock} GHz, µs" for clock in (CLOCK_GHZ, f"{L4.boost_ghz:.2f}")]
+    whole = "whole run, measured on the GPU below, µs"
+    yield f"| model | task | calls | {' | '.join(clocks)} | tiles | {whole} |"
+    yield "|---|---|--:|--:|--:|---|--:|"
+    for row in rows:
+        if row["dtype"] != "f16" or row["mode"] != "eager" or not row["problems"]:
+            continue
+        usual = at_boost = 0.0
+        kernels: dict[str, float] = {}
+        for problem in row["problems"]:
+            found = _prediction(problem)
+            time = problem["calls"] * found.microseconds
+            usual += time
+            at_boost += problem["calls"] * found.microseconds_at_boost
+            name = tile(found.kernel.name)
+            kernels[name] = kernels.get(name, 0.0) + time
+        names = ", ".join(f"`{name}`" for name in sorted(kernels, key=lambda name: -kernels[name]))
+        measured = None if row["ms"] is None else 1e3 * row["ms"]
+        times = f"{number(usual)} | {number(at_boost)} | {names} | {number(measured)}"
+        yield f"| {row['model']} | {row['task']} | {row['calls']} | {times} |"
+
+
+def _prediction(problem: dict[str, Any]) -> Prediction:
+    """Of one call as F.scaled_dot_product_attention gets it; a mask counts as if it hid no key block."""
+    batch, heads, rows, head_dim = problem["query"]
+    masks = {"": "none", "bool": "dense", "float16": "bias_f16", "float32": "bias_f32"}
+    asked = Row(
+        suite="models", batch=batch, num_heads_q=heads, num_heads_kv=problem["key"][1], seqlen_q=rows,
+        seqlen_k=problem["key"][2], head_dim=head_dim, dtype="f16", causal=problem["is_causal"],
+        mask=masks[problem["mask"].partition(" ")[0]], p_dropout=0.0, visible=1.0, provider="fused",
+    )  # fmt: skip
+    found = predict(kernel_rows.release(), asked, L4)
+    if found is None:
+        raise ValueError(f"no kernel for {problem}")
+    return found
+
+
 def _name(row: dict[str, Any]) -> str:
     return f"{row['model']}, {row['task']}, {row['mode']}"
 
 
-KINDS = {"errors": errors, "quantised": quantised, "times": times, "speedups": speedups}
+KINDS = {
+    "errors": errors,
+    "quantised": quantised,
+    "times": times,
+    "speedups": speedups,
+    "predicted": predicted,
+}
 
 
 def remade(text: str, folder: Path) -> str:

@@ -200,7 +200,7 @@ def test_an_environment_is_added() -> None:
 
 def test_a_soak_that_runs_out_of_time_keeps_what_it_found(tmp_path: Path) -> None:
     settings = Settings(folder=tmp_path, device="cpu", soak=100_000, kernels=GROUPED.name)
-    (outcome,) = main_module.make([one("soak")], settings, ROWS, budget=60)
+    (outcome,) = main_module.make([one("soak")], settings, ROWS, budget=30)
     assert outcome.verdict == FAILED
     assert outcome.numbers["problems"] > 0
     assert "of 100000 problems were tried" in outcome.failures[0]

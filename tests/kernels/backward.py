@@ -25,6 +25,7 @@ from sdpa_cutlass.library.structs import BwdParams
 from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
 from sdpa_cutlass.public.api import library_for
 from tests.kernels.harness import INPUT_POISON, OUTPUT_POISON, SPARE_ROWS, Guarded, TestedKernel
+from tests.kernels.numerics import Latest, matmul
 
 PHILOX = PhiloxState(0x1234_5678_9ABC, 77)
 _ALIGNMENT = 256
@@ -140,7 +141,7 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
     """Autograd through the plain formula in `dtype`."""
     q, k, v = (tensor.to(dtype).requires_grad_() for tensor in given[:3])
     ratio = case.heads // case.heads_kv
-    scores = q @ k.repeat_interleave(ratio, 1).transpose(-1, -2) * case.factor
+    scores = matmul(q, k.repeat_interleave(ratio, 1).transpose(-1, -2)) * case.factor
     bias, seen = case.bias, case.seen()
     if bias is not None:
         seen = seen & (bias != -math.inf)
@@ -158,7 +159,7 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
     if case.p_dropout:
         keep = dropout_mask(*scores.shape, case.p_dropout, PHILOX)
         probabilities = probabilities * torch.as_tensor(keep).to(dtype) / (1 - case.p_dropout)
-    out = probabilities @ v.repeat_interleave(ratio, 1)
+    out = matmul(probabilities, v.repeat_interleave(ratio, 1))
     total = (out * given.dout.to(dtype)).sum()
     if case.with_dlse:
         total = total + (torch.where(is_there[..., 0], lse, 0) * given.dlse.to(dtype)).sum()
@@ -171,6 +172,9 @@ def reference(case: Case, given: Operands, dtype: torch.dtype) -> Reference:
     return Reference(out.detach(), lse, (gradients[0], gradients[1], gradients[2]), dbias)
 
 
+known_reference = Latest(lambda case, given: reference(case, given, torch.float64))
+
+
 def violations(
     case: Case, given: Operands, gradients: Gradients, dtype: torch.dtype, *, few_keys: bool = False
 ) -> list[str]:
@@ -178,7 +182,7 @@ def violations(
     P (dP - delta), so that the rounding of delta's `out`, which torch's math does not have, counts too, and
     that of a single element of P and dS is not averaged out.
     """
-    known = reference(case, given, torch.float64)
+    known = known_reference(case, given)
     exact, plain = known.gradients, reference(case, given, dtype).gradients
     eps = torch.finfo(dtype).eps
     # delta is that of a rounded out. Rows of one key have dS = 0, which torch finds without it.
@@ -208,7 +212,7 @@ def bias_violations(
     case: Case, given: Operands, dbias: torch.Tensor, dtype: torch.dtype, *, few_keys: bool = False
 ) -> list[str]:
     """`violations` of the gradient of case.bias, which is rounded to that one's dtype."""
-    known = reference(case, given, torch.float64)
+    known = known_reference(case, given)
     ref, plain = known.dbias, reference(case, given, dtype).dbias
     assert ref is not None
     assert plain is not None
@@ -248,7 +252,7 @@ def prepare(
     kernel: TestedKernel, case: Case, given: Operands, needs: Needs = ALL, *, needs_dbias: bool = False
 ) -> Launch:
     """The struct with every tensor in guarded memory. case.bias has four dimensions for its gradient."""
-    known = reference(case, given, torch.float64)
+    known = known_reference(case, given)
     dtype = kernel.dtype
 
     def guarded(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ from sdpa_cutlass.public.api import kernels
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import MASK_DTYPES, mask_dtypes
+from tests.kernels.turns import of_turn
 from tests.source_lines import with_lines
 
 SPLITS = (1, 3)
@@ -99,8 +100,8 @@ def _cases(
     return cases
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drops tests of a general kernel with a `dtype` of masks that it does not take."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drops tests of a general kernel with a `dtype` of masks that it does not take, and another turn's."""
 
     def makes_sense(item: pytest.Item) -> bool:
         params = (
@@ -113,6 +114,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return set(MASK_DTYPES) - set(mask_dtypes(kernel.info))
 
     items[:] = [item for item in items if makes_sense(item)]
+    turn = config.getoption("--turn")
+    if turn is not None:
+        kept = of_turn(items, turn)
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

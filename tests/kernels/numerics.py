@@ -9,7 +9,10 @@ A fully masked row is exactly 0 and −inf. NaN never equals anything here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -23,12 +26,47 @@ _FLOAT32_SLACK = 2.0**-21  # four units in the last place of the largest score
 _CHUNK_ROWS = 1024  # bounds the memory of the reference
 
 
+_T = TypeVar("_T")
+
+
+class Latest(Generic[_T]):
+    """A function that keeps its latest result, for the same objects whose tensors nobody wrote into."""
+
+    def __init__(self, make: Callable[..., _T]) -> None:
+        self._make = make
+        self._latest: tuple[tuple[object, ...], list[int], _T] | None = None
+
+    def __call__(self, *given: object) -> _T:
+        versions = [tensor._version for one in given for tensor in _tensors(one)]
+        if self._latest is not None:
+            before, known, made = self._latest
+            if versions == known and all(one is other for one, other in zip(given, before, strict=True)):
+                return made
+        made = self._make(*given)
+        self._latest = (given, versions, made)
+        return made
+
+
+def _tensors(given: object) -> Iterable[torch.Tensor]:
+    parts = (
+        given if isinstance(given, tuple) else vars(given).values() if dataclasses.is_dataclass(given) else ()
+    )
+    return (part for part in parts if isinstance(part, torch.Tensor))
+
+
 def visible(seqlen_q: int, seqlen_k: int, causal: Causal | None, device: torch.device | str) -> torch.Tensor:
     """Boolean [Sq, Sk]: which keys a row sees."""
     mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     if causal is None:
         return mask
     return mask.tril(seqlen_k - seqlen_q if causal is Causal.BOTTOM_RIGHT else 0)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b. For float16 on a CPU torch sums in float32 and rounds once; so does this, in less time."""
+    if a.dtype is torch.float16 and a.device.type == "cpu":
+        return (a.float() @ b.float()).half()
+    return a @ b
 
 
 def reference(
@@ -42,10 +80,10 @@ def reference(
     outs, lses = [], []
     for start in range(0, q.shape[2], _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
-        scores = (q[:, :, rows] @ k.transpose(-1, -2)) * scale
+        scores = matmul(q[:, :, rows], k.transpose(-1, -2)) * scale
         scores = scores.masked_fill(~mask[rows], -math.inf)
         lses.append(scores.logsumexp(-1))
-        outs.append(scores.softmax(-1).masked_fill(~mask[rows], 0) @ v)
+        outs.append(matmul(scores.softmax(-1).masked_fill(~mask[rows], 0), v))
     nobody = ~mask.any(-1)
     out = torch.cat(outs, 2).masked_fill(nobody[:, None], 0)
     return out, torch.cat(lses, 2).masked_fill(nobody, -math.inf)

@@ -29,7 +29,8 @@ SIZES = {
 def test_sizes(fused_kernel: TestedKernel, size: str) -> None:
     seqlen_q, seqlen_k = SIZES[size](fused_kernel.info.block_m, fused_kernel.info.block_n)
     inputs = random_inputs(fused_kernel, seqlen_q, seqlen_k)
-    for causal in fused_kernel.alignments:
+    alignments = fused_kernel.alignments
+    for causal in alignments[:1] if seqlen_q == seqlen_k else alignments:  # which are one in a square
         check_numerics(fused_kernel, inputs, causal=causal)
 
 

@@ -17,7 +17,7 @@ import torch
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, random_qkv, run_case
-from tests.kernels.general_numerics import Expected, case_violations, expected
+from tests.kernels.general_numerics import case_violations, references
 from tests.kernels.harness import Inputs, TestedKernel, run_kernel
 from tests.kernels.masks import mask_dtypes, random_mask
 
@@ -46,13 +46,6 @@ def with_largest_score(case: Case, largest: float) -> Case:
     return replace(case, scale=largest / scores.abs().max().item())
 
 
-def largest_weight(case: Case) -> torch.Tensor:
-    """Of each row [B, H, Sq, 1], in float64; 0 in rows without keys."""
-    keys = case.k.shape[2]
-    one_hot = torch.eye(keys, dtype=torch.float64, device=case.k.device).expand(*case.k.shape[:2], keys, keys)
-    return expected(replace(case, v=one_hot, p_dropout=0.0)).out.amax(-1, keepdim=True)
-
-
 def check_scores_of_all_sizes(kernel: TestedKernel, case: Case) -> None:
     for largest in LARGEST_SCORES:
         check_large(kernel, with_largest_score(case, largest))
@@ -66,13 +59,13 @@ def check_large(kernel: TestedKernel, case: Case) -> torch.Tensor:
     broken = case_violations(case, out, lse)
     assert not broken, f"{kernel}, {case}: {broken}"
     used = ~case.unused_rows().to(out.device)
-    ref: Expected = expected(case)
+    ref, chain = references(case, out.dtype)
     error = (out.double() - ref.out).abs()[:, :, used]
-    chain_error = (expected(case, out.dtype).out.double() - ref.out).abs()[:, :, used]
+    chain_error = (chain.out.double() - ref.out).abs()[:, :, used]
     worst, allowed = error.max().item(), 2 * chain_error.max().item() + 1e-5
     assert worst <= allowed, f"{kernel}, {case}: (a) max error {worst:.3e}, allowed {allowed:.3e}"
     if not case.has_lengths:
-        decisive = largest_weight(case)[:, :, used] > 1 - _DECISIVE
+        decisive = ref.largest_weight[:, :, used] > 1 - _DECISIVE
         worst = error.masked_fill(~decisive, 0).max().item()
         assert worst <= _EXACT, f"{kernel}, {case}: (a) max error {worst:.3e} where one key wins"
     return out

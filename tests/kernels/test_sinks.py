@@ -13,18 +13,24 @@ from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 from tests.kernels.test_window import all_splits
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SPREADS = (0.0, 1.0, 30.0)
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
+
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spread", SPREADS)
 def test_grouped_heads(lengths_kernel: TestedKernel, dtype: torch.dtype, spread: float) -> None:
-    """Each query head has its own, also where a tile holds several heads."""
+    """Each query head has its own, also where a tile has several. Alignments meet all types and sizes."""
     inputs = random_qkv(lengths_kernel, 21, 150, heads=6, heads_kv=2)
     sinks = random_sinks(lengths_kernel, 6, dtype, spread)
+    causal = (None, *Causal)[(DTYPES.index(dtype) + SPREADS.index(spread)) % 3]
+    case = Case(**inputs, causal=causal, sinks=sinks)
     for kernel in all_splits(lengths_kernel):
-        for causal in (None, *Causal):
-            check_case(kernel, Case(**inputs, causal=causal, sinks=sinks))
+        check_case(kernel, case)
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 def test_rows_without_keys(lengths_kernel: TestedKernel) -> None:
     """Their output is 0 and their softmax_lse the sink; rows beyond a sequence keep 0 and -inf."""
     sinks = random_sinks(lengths_kernel, 4, torch.float32)
@@ -46,6 +52,7 @@ def test_rows_without_keys(lengths_kernel: TestedKernel) -> None:
             assert (lse[b, :, rows] == -math.inf).all()
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 def test_infinite_sinks(lengths_kernel: TestedKernel) -> None:
     """+inf takes all the weight, -inf none, NaN spoils its own head alone."""
     inputs = random_qkv(lengths_kernel, 9, 100, batch=1, heads=4, heads_kv=2)
@@ -64,12 +71,14 @@ def test_infinite_sinks(lengths_kernel: TestedKernel) -> None:
         assert lse[:, 3].isnan().all()
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 @pytest.mark.parametrize("scale", [0.0, -0.3, 20.0])
 def test_sinks_are_not_scaled(lengths_kernel: TestedKernel, scale: float) -> None:
     inputs = random_qkv(lengths_kernel, 20, 70, batch=1)
     sinks = random_sinks(lengths_kernel, 2, torch.float32, 3.0)
+    case = Case(**inputs, scale=scale, sinks=sinks, window=(40, 3))
     for kernel in all_splits(lengths_kernel):
-        check_case(kernel, Case(**inputs, scale=scale, sinks=sinks, window=(40, 3)))
+        check_case(kernel, case)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ What they have in common with general kernels (sizes, strides, lengths, head_dim
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,16 +27,14 @@ def some_keys(kernel: TestedKernel) -> int:
     return 9 * kernel.info.block_n + 13
 
 
-def split_numbers(kernel: TestedKernel) -> tuple[int, ...]:
-    """For ten key blocks: splits of 10, 5, 4 and 2 blocks (and two of none), more than blocks, the most."""
-    return (1, 2, 3, 7, 13, kernel.max_splits)
+SPLITS = (1, 2, 3, 7, 13)  # of ten key blocks, 10, 5, 4 and 2 (and two splits of none), more than blocks
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4, 8, 32])
 def test_ratios_and_splits(split_kernel: TestedKernel, ratio: int) -> None:
     """Tiles begin and end within a position's heads, wherever block_m falls."""
     keys = some_keys(split_kernel)
-    cases = zip((33, 17, 16, 5, 2, 1), split_numbers(split_kernel), strict=True)
+    cases = zip((33, 17, 16, 5, 2, 1), (*SPLITS, split_kernel.max_splits), strict=True)
     for i, (rows, num_splits) in enumerate(cases):
         inputs = random_qkv(split_kernel, rows, keys, batch=1, heads=2 * ratio, heads_kv=2, bshd=i % 2 > 0)
         kernel = split_kernel.with_splits(num_splits)
@@ -45,9 +44,9 @@ def test_ratios_and_splits(split_kernel: TestedKernel, ratio: int) -> None:
 @pytest.mark.parametrize("rows", range(1, 34, 4))
 def test_rows(split_kernel: TestedKernel, rows: int) -> None:
     inputs = random_qkv(split_kernel, rows, some_keys(split_kernel), heads=6, heads_kv=2)
-    for causal in ALIGNMENTS:
-        for num_splits in split_numbers(split_kernel)[:-1]:
-            check_case(split_kernel.with_splits(num_splits), Case(**inputs, causal=causal))
+    case = Case(**inputs, causal=ALIGNMENTS[rows // 4 % 3])
+    for num_splits in SPLITS:
+        check_case(split_kernel.with_splits(num_splits), case)
 
 
 def test_every_split_may_have_a_block(split_kernel: TestedKernel) -> None:
@@ -67,12 +66,15 @@ def test_lengths_that_leave_splits_empty(split_kernel: TestedKernel, causal: Cau
         lengths_k=Lengths(seqlens=(keys, 0, 1, n, 50, n + 1, 3 * n, 2**31 - 1)),
     )
     fill_beyond(case)
-    for num_splits in split_numbers(split_kernel):
+    for num_splits in SPLITS:
         out, lse = check_case(split_kernel.with_splits(num_splits), case)
         for empty in (out[1], out[2, :, 3:], out[4], out[6, :, 7:]):
             assert (empty == 0).all()
         for empty in (lse[1], lse[2, :, 3:], lse[4], lse[6, :, 7:]):
             assert (empty == -math.inf).all()
+    few = replace(case, q=case.q[:3, :, :1], lengths_q=Lengths(seqlens=(1, 1, 0)))
+    few = replace(few, k=case.k[:3], v=case.v[:3], lengths_k=Lengths(seqlens=(keys, 0, 1)))
+    check_case(split_kernel.with_splits(split_kernel.max_splits), few)
 
 
 @pytest.mark.parametrize("causal", ALIGNMENTS)
@@ -87,7 +89,7 @@ def test_packed_sequences(split_kernel: TestedKernel, causal: Causal | None, bsh
         lengths_k=Lengths(cu_seqlens=(1, 1 + keys, 2 + keys, 2 + keys + n, 2 + keys + n, total)),
     )
     fill_beyond(case)
-    for num_splits in split_numbers(split_kernel):
+    for num_splits in SPLITS:
         check_case(split_kernel.with_splits(num_splits), case, bshd=bshd)
 
 
@@ -96,10 +98,10 @@ def test_rows_that_see_no_key(split_kernel: TestedKernel) -> None:
     rows, keys = 5 * split_kernel.info.block_m // 4, split_kernel.info.block_n + 5
     inputs = random_qkv(split_kernel, rows + keys, keys, batch=2, heads=8, heads_kv=2)
     lengths = {"lengths_k": Lengths(seqlens=(keys, 9)), "lengths_q": Lengths(seqlens=(rows + keys, rows))}
-    for num_splits in (1, 2, 3, 7):
-        kernel = split_kernel.with_splits(num_splits)
-        for options in ({}, lengths):
-            out, lse = check_case(kernel, Case(**inputs, causal=Causal.BOTTOM_RIGHT, **options))
+    for options in ({}, lengths):
+        case = Case(**inputs, causal=Causal.BOTTOM_RIGHT, **options)
+        for num_splits in (1, 2, 3, 7):
+            out, lse = check_case(split_kernel.with_splits(num_splits), case)
             assert (out[0, :, :rows] == 0).all()
             assert (lse[0, :, :rows] == -math.inf).all()
             assert lse[0, :, rows:].isfinite().all()
@@ -109,8 +111,9 @@ def test_rows_that_see_no_key(split_kernel: TestedKernel) -> None:
 def test_splits_of_very_different_weight(split_kernel: TestedKernel, scale: float) -> None:
     """All of a row's weight in one split, or none of it, or all splits alike."""
     inputs = random_qkv(split_kernel, 5, some_keys(split_kernel), batch=1, heads=4)
+    case = Case(**inputs, scale=scale)
     for num_splits in (2, 7):
-        check_case(split_kernel.with_splits(num_splits), Case(**inputs, scale=scale))
+        check_case(split_kernel.with_splits(num_splits), case)
 
 
 def test_a_nan_comes_out_of_any_split(split_kernel: TestedKernel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -24,16 +25,18 @@ def all_splits(kernel: TestedKernel) -> list[TestedKernel]:
     return [kernel.with_splits(count) for count in SPLITS] if kernel.info.is_split else [kernel]
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 @pytest.mark.parametrize("causal", ALIGNMENTS)
 def test_left_and_right_next_to_block_borders(lengths_kernel: TestedKernel, causal: Causal | None) -> None:
     m, n = lengths_kernel.info.block_m, lengths_kernel.info.block_n
-    inputs = random_qkv(lengths_kernel, 2 * m + 5, 4 * n + 9, batch=1)
+    inputs = random_qkv(lengths_kernel, 2 * m + 5, 4 * n + 9, batch=1, heads=1)
+    kernels = itertools.cycle(all_splits(lengths_kernel))
     for left in (0, 1, n - 2, n - 1, n, n + 1, 2 * n, -1):
         for right in (0, 1, n - 1, n, -1) if causal is None else (-1,):
-            for kernel in all_splits(lengths_kernel):
-                check_case(kernel, Case(**inputs, causal=causal, window=(left, right)))
+            check_case(next(kernels), Case(**inputs, causal=causal, window=(left, right)))
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 @pytest.mark.parametrize("causal", ALIGNMENTS)
 @pytest.mark.parametrize("sizes", [(1, 300), (300, 40), (40, 300), (1, 1)], ids=str)
 def test_rows_before_and_behind_the_keys(
@@ -42,10 +45,12 @@ def test_rows_before_and_behind_the_keys(
     """Some rows see no key: their output is 0, their softmax_lse -inf."""
     inputs = random_qkv(lengths_kernel, *sizes, batch=1)
     for window in ((0, 0), (7, 3), (100, -1), (-1, 30), (2**31 - 1, 2**31 - 1)):
+        case = Case(**inputs, causal=causal, window=window)
         for kernel in all_splits(lengths_kernel):
-            check_case(kernel, Case(**inputs, causal=causal, window=window))
+            check_case(kernel, case)
 
 
+@pytest.mark.kernels(splits=(1,))  # all_splits has the others
 @pytest.mark.parametrize("window", [(5, -1), (90, 20), (0, 0)], ids=str)
 def test_lengths_and_packed_sequences(lengths_kernel: TestedKernel, window: tuple[int, int]) -> None:
     """The window counts from each sequence's own last row and key."""
@@ -61,9 +66,9 @@ def test_lengths_and_packed_sequences(lengths_kernel: TestedKernel, window: tupl
         lengths_q=Lengths(cu_seqlens=(2, 3, 3, 20, 49, 50)),
         lengths_k=Lengths(cu_seqlens=(1, 131, 132, 190, 192, 260)),
     )
-    for kernel in all_splits(lengths_kernel):
-        check_case(kernel, padded)
-        check_case(kernel, packed)
+    for case in (padded, packed):
+        for kernel in all_splits(lengths_kernel):
+            check_case(kernel, case)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32], ids=str)

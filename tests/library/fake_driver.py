@@ -11,7 +11,6 @@ from typing import Any
 class CUresult(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_HANDLE = 400
 
 
 class FakeDriver:

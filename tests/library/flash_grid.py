@@ -24,6 +24,7 @@ import torch
 
 from sdpa_cutlass import dropout_mask, flash_api
 from sdpa_cutlass.call import rng
+from tests.kernels.numerics import matmul
 
 _SEED = 42
 
@@ -275,13 +276,13 @@ def plain(
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
     k, v = (tensor.repeat_interleave(q.shape[0] // tensor.shape[0], 0) for tensor in (k, v))
     visible = seen(q.shape[1], k.shape[1], case, q.device)
-    scores = (q @ (k * case.head_dim**-0.5).mT).masked_fill(~visible, -math.inf)
+    scores = matmul(q, (k * case.head_dim**-0.5).mT).masked_fill(~visible, -math.inf)
     scores = scores.masked_fill(~visible.any(-1, keepdim=True), 0)
     weights = scores.softmax(-1).masked_fill(~visible, 0)
     if keep is not None:
         weights = weights.masked_fill(~keep[:, : q.shape[1], : k.shape[1]], 0)
         v = v / (1 - case.p_dropout)
-    return (weights @ v).transpose(0, 1)
+    return matmul(weights, v).transpose(0, 1)
 
 
 def reference(

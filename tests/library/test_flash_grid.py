@@ -98,14 +98,14 @@ RACE = Suite(name="race_condition", head_dims=(), sizes=RACES, batch=60, heads=4
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_repeated_runs_are_equal(device: str, head_dim: int, is_causal: bool, p_dropout: float) -> None:
-    """Bit for bit: 250 times on a GPU. On the host, four orders of warps of a few shapes."""
+    """Bit for bit: 250 times on a GPU. On the host, in two other orders of warps, of a few shapes."""
     is_host = device == "cpu"
     for size in RACES if not is_host else ((3, 799), (97, 97), (239, 1)):
         case = Case(torch.float16, head_dim, size, 4, "q", is_causal, False, p_dropout)
         given = operands(RACE, case, device, *((2, 1) if is_host else (60, 4)))
         expected = results(case, given)
         with schedules(device) as next_schedule:
-            for repeat in range(4 if is_host else 250):
+            for repeat in range(2 if is_host else 250):
                 next_schedule(repeat)
                 for one, other in zip(expected, results(case, given), strict=True):
                     assert torch.equal(one, other), (size, repeat)
@@ -119,7 +119,7 @@ def schedules(device: str) -> Iterator[Callable[[int], None]]:
         return
     host = library(Target.HOST)
     try:
-        yield lambda repeat: host.host_configure(schedule_seed=repeat)
+        yield lambda repeat: host.host_configure(schedule_seed=repeat + 1)
     finally:
         host.host_configure()
 

@@ -15,8 +15,6 @@ from sdpa_cutlass import ArgumentError, LibraryError, UntrustedLibraryError
 from sdpa_cutlass.library import locate, trust
 from sdpa_cutlass.library.locate import Target
 
-GROUP = os.getegid()
-
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

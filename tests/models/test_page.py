@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.documents import kernel_rows
 from benchmarks.models import page
+from sdpa_cutlass.cli.predictions import L4, predict
+from sdpa_cutlass.cli.results import Row
 
 ENV = {
     "gpu": None,
@@ -90,6 +93,48 @@ def test_a_broken_contract_shows(tmp_path: Path) -> None:
     row |= {"heads_hold": False, "contract_l2": 0.034, "head_l2": 0.05}
     line, _, _ = made(tmp_path, "quantised", row, row | {"quantised": 0})
     assert line.endswith("| 5.0e-02 (the contract says 3.4e-02) |")
+
+
+def test_attention_is_predicted_for_an_l4(tmp_path: Path) -> None:
+    """Each call as often as it is made, masks at the price of kernels that take them; eager rows alone."""
+    shape = {"query": [2, 8, 512, 64], "key": [2, 4, 512, 64], "value": [2, 4, 512, 64]}
+    plain = shape | {"mask": "", "is_causal": True, "calls": 2}
+    masked = shape | {"mask": "bool [2, 1, 512, 512]", "is_causal": False, "calls": 3}
+    biased = shape | {"mask": "float32 [1, 8, 512, 512]", "is_causal": False, "calls": 1}
+
+    def cells(*problems: dict[str, Any], **more: Any) -> list[str]:
+        lines = made(tmp_path, "predicted", ROW | {"problems": list(problems), **more})
+        return lines[0].strip("| ").split(" | ") if lines[0].startswith("|") else []
+
+    one = {call["mask"]: float(cells(call)[3]) / call["calls"] for call in (plain, masked, biased)}
+    row = Row(
+        suite="", batch=2, num_heads_q=8, num_heads_kv=4, seqlen_q=512, seqlen_k=512, head_dim=64,
+        dtype="f16", causal=True, mask="none", p_dropout=0.0, visible=1.0, provider="fused",
+    )  # fmt: skip
+    found = predict(kernel_rows.release(), row, L4)
+    assert found is not None
+    assert one[""] == pytest.approx(found.microseconds, rel=5e-3)
+    full = float(cells(plain | {"is_causal": False})[3]) / 2
+    assert one[""] < full < one["bool [2, 1, 512, 512]"] < one["float32 [1, 8, 512, 512]"]
+    every = cells(plain, masked, biased, ms=2.5)
+    assert every[:3] == ["M", "t", "3"]
+    assert float(every[3]) == pytest.approx(
+        2 * one[""] + 3 * one[masked["mask"]] + one[biased["mask"]], rel=0.01
+    )
+    assert float(every[4]) < float(every[3])
+    assert every[5].count("`") % 2 == 0
+    assert every[6] == "2500"
+    assert not cells()
+    assert not cells(plain, mode="graph")
+    with pytest.raises(ValueError, match="no kernel for"):
+        cells(plain | {"query": [2, 8, 512, 264]})
+
+
+def test_every_prediction_says_that_it_is_one() -> None:
+    text = (page.ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    head = next(line for line in text.splitlines() if "L4 at" in line)
+    assert head.count("predicted for an L4") == head.count("L4") == 2
+    assert "No L4 was at hand" in text
 
 
 def test_stale_pages_are_found(
