@@ -1,7 +1,7 @@
 """THE file to edit for Hopper's fused kernels: which of them are built.
 
 A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Of the warps, four
-load, and four compute for each 64 rows.
+load, and four compute for each 64 rows. _c2: two CTAs load K and V together.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from functools import partial
 from itertools import chain, product
 
 from generator.core.arch import Arch
-from generator.core.kernel import DType, Tile
+from generator.core.kernel import DType
 from generator.core.space import Listing
-from generator.families.fmha_fwd_sm90.config import MASKED_CONSUMERS, WARPGROUP_ROWS, FmhaFwdSm90
+from generator.families.fmha_fwd_sm90.config import MASKED_CONSUMERS, WARPGROUP_ROWS, ClusterTile, FmhaFwdSm90
 
-TilesByHeadDim = Mapping[int, Sequence[Tile]]
+TilesByHeadDim = Mapping[int, Sequence[ClusterTile]]
 
 
-def tiles(*names: str) -> tuple[Tile, ...]:
+def tiles(*names: str) -> tuple[ClusterTile, ...]:
     """The tiles of these names. Raises InvalidNameError."""
-    return tuple(Tile.parse(name) for name in names)
+    return tuple(ClusterTile.parse(name) for name in names)
 
 
 # head_dim → tiles of the plain kernels, causal and not; the first is the one in `smoke`.
-TILES: dict[int, tuple[Tile, ...]] = {
-    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12"),
+TILES: dict[int, tuple[ClusterTile, ...]] = {
+    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12", "m128n128_s3_w12_c2"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
-    128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),
+    128: tiles("m192n80_s3_w16", "m128n128_s2_w12", "m128n128_s2_w12_c2", "m128n64_s4_w12_c2", "m192n80_s3_w16_c2"),
     160: tiles("m128n128_s2_w12"),
     192: tiles("m128n112_s2_w12"),
-    256: tiles("m128n64_s2_w12"),
+    256: tiles("m128n64_s2_w12", "m128n64_s2_w12_c2"),
 }
 
 # head_dim → tiles of the general kernels. Those of 128 rows come with and without dropout, and take masks
 # up to head_dim 128.
-GENERAL: dict[int, tuple[Tile, ...]] = {
+GENERAL: dict[int, tuple[ClusterTile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
@@ -93,7 +93,7 @@ def sweep(tables: Tables = TABLES) -> Listing:
     """The product of the axes above in fp16, plain and causal, for every head_dim."""
     axes = product(SWEEP_CONSUMERS, SWEEP_BLOCK_N, SWEEP_STAGES)
     swept = [
-        Tile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
+        ClusterTile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
         for consumers, n, stages in axes
     ]
     return Listing(

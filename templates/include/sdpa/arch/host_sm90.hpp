@@ -57,6 +57,9 @@ struct HostSm90 : Host {
     return simt::make_tensor_map(map, name, element_bytes, address, rank, extent, stride_bytes, box, swizzle_bytes);
   }
 
+  // A block knows of no others: each loads what its cluster would have shared.
+  static constexpr bool kHasClusters = false;
+
   // Few, so that small problems give a CTA several tiles.
   static int num_sms() { return 2; }
 

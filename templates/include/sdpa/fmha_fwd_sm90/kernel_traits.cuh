@@ -29,7 +29,7 @@ inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_,
-          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_>
+          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_, int kCluster_ = 1>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -51,14 +51,24 @@ struct KernelTraits {
 
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+
+  // CTAs of a cluster, whose tiles follow each other: they read the same K and V. Each loads a part of every block's
+  // rows and sends it to all.
+  static constexpr int kCluster = kCluster_;
+  static constexpr bool kIsShared = kCluster > 1 && Arch::kHasClusters;
+  static constexpr int kRowsOfLoad = kBlockN / kCluster;
+  static_assert(kCluster == 1 || (kCluster == 2 && !kIsGeneral), "pairs of CTAs with plain kernels");
+  static_assert(kRowsOfLoad % 8 == 0, "a part of a block starts where its swizzle does");
+
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
   static constexpr int kAccumulatorRegisters = kBlockN / 2 + kBlockN / 4 + kHeadDim / 2;  // S, P and O at once
   static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 72 && !kIsGeneral ? 2 : 1;
   // setmaxnreg deals the registers of the launch out again. Not one more, or a consumer waits for them for ever. The
-  // warp that loads for a general kernel has coordinates of sequences to keep.
+  // warp that loads for a general kernel has coordinates of sequences to keep, that of a cluster its part of a block.
+  static constexpr bool kHasMoreToKeep = kIsGeneral || kCluster > 1;
   static constexpr int kLaunchRegisters = kCtasPerSm == 2 ? 80 : kConsumers == 3 ? 128 : 168;  // a thread
-  static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kIsGeneral ? 40 : 24;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kHasMoreToKeep ? 232 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kHasMoreToKeep ? 40 : 24;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
@@ -92,6 +102,27 @@ struct KernelTraits {
   static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;
+
+  // Where a CTA's cluster stands in the grid, and where it stands in that.
+  SDPA_DEVICE static int cluster_idx() { return Arch::block_idx() / kCluster; }
+  SDPA_DEVICE static int rank() { return Arch::block_idx() % kCluster; }
+  // Which 64 rows of its head a consumer has, of the cluster's tile at `m_block`. Consumers of both CTAs alternate, one
+  // CTA first, then the other, so that causal work comes out even.
+  SDPA_DEVICE static int warpgroup_idx(int m_block, int consumer) {
+    if constexpr (kCluster == 1) {
+      return m_block * kConsumers + consumer;
+    } else {
+      return (m_block * kConsumers + consumer) * kCluster + (consumer + rank()) % kCluster;
+    }
+  }
+
+  SDPA_DEVICE static int first_row(int m_block, int consumer) {
+    if constexpr (kCluster == 1) {
+      return m_block * kBlockM + consumer * kWarpgroupRows;
+    } else {
+      return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
+    }
+  }
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
   SDPA_DEVICE static int position(const Params &, int row) { return row; }
@@ -158,6 +189,21 @@ struct WarpgroupTile {
   static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
   SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
 };
+
+// The rows of a cluster as a tile; what the scheduler deals out.
+template <class Traits>
+struct RowsOfCluster {
+  using Params = typename Traits::Params;
+  static constexpr int kBlockM = Traits::kCluster * Traits::kBlockM;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr bool kMayBeCausal = Traits::kMayBeCausal;
+  static constexpr bool kIsGeneral = Traits::kIsGeneral;
+  static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
+  SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
+};
+template <class Traits>
+using ClusterTile = std::conditional_t<Traits::kCluster == 1, Traits, RowsOfCluster<Traits>>;
 
 // Of the tile at `m_block`, whose rows may all lie beyond those that attend.
 template <class Tile>
