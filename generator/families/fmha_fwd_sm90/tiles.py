@@ -1,7 +1,7 @@
 """THE file to edit for Hopper's fused kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Of the warps, four
-load, and four compute for each 64 rows. _c2: two CTAs load K and V together.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c<cluster>]. Of the
+warps, four load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ TILES: dict[int, tuple[ClusterTile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12", "m128n128_s3_w12_c2"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
-    128: tiles("m192n80_s3_w16", "m128n128_s2_w12", "m128n128_s2_w12_c2", "m128n64_s4_w12_c2", "m192n80_s3_w16_c2"),
+    128: tiles(
+        "m192n80_s3_w16", "m128n128_s2_w12", "m128n128_s2_w12_c2", "m128n64_s4_w12_c2", "m192n80_s3_w16_c2"
+    ),
     160: tiles("m128n128_s2_w12"),
     192: tiles("m128n112_s2_w12"),
     256: tiles("m128n64_s2_w12", "m128n64_s2_w12_c2"),

@@ -68,6 +68,7 @@ _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
 # problems of 512 to 2048 keys (H200, 2026-11-25).
 _EXPOSED_OF_TWO = 0.65
 _TILE_CYCLES_OF_TWO = 340
+_CLUSTER_LOSS = 1.1  # not measured yet: pairs of CTAs that load K and V together are not chosen
 
 
 class FmhaFwdSm90(Model):
@@ -142,7 +143,8 @@ class FmhaFwdSm90(Model):
         else:
             rounds = max(tiles / sms, 1)
         dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
-        return LAUNCH_CYCLES + self._first + crossing + max(dealt, longest), 0
+        cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
+        return cost * (_CLUSTER_LOSS if kernel.detail("cluster", 1) > 1 else 1), 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel

@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203";
+extern const char *const kGeneratorDigest = "c007386733bbe9a34c674d0ef22be2180ed5ce81b84eefe313affde711ca7d02";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

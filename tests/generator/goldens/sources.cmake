@@ -39,4 +39,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST e19cba76a92e25abd177ff18dedf4c2c627417bc907347fcba4ec7dfb0388203)
+set(SDPA_GENERATED_DIGEST c007386733bbe9a34c674d0ef22be2180ed5ce81b84eefe313affde711ca7d02)

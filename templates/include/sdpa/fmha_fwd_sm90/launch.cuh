@@ -72,9 +72,9 @@ Status can_implement(const sdpa_params &p) {
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 512", p.seqlen_q,
                        p.seqlen_k);
   if (num_tiles<Traits>(p) > INT_MAX / Traits::kCluster)
-    return make_status(SDPA_NOT_SUPPORTED,
-                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
-                       p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p) * Traits::kCluster), INT_MAX);
+    return make_status(
+        SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
+        p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p) * Traits::kCluster), INT_MAX);
   if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > kRaggedRows - 2 * Traits::kBlockM)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^30 - 384",
                        p.seqlen_q, p.seqlen_k);
@@ -112,7 +112,8 @@ Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char 
                                        Traits::kSwizzleBytes);
 }
 
-// Which CTAs, or clusters, take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by sections.
+// Which CTAs, or clusters, take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by
+// sections.
 template <class Traits>
 void set_grid(typename Traits::Params &params, const sdpa_params &p, int64_t at_once) {
   const int64_t heads = int64_t{p.batch} * p.num_heads_q;
@@ -232,8 +233,8 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
     status =
         make_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv, Traits::kRowsOfLoad);
   if (status.ok())
-    status =
-        make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kRowsOfLoad);
+    status = make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv,
+                              Traits::kRowsOfLoad);
   if (status.ok())
     status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
   const int64_t at_once = int64_t{Traits::Arch::num_sms()} * Traits::kCtasPerSm / Traits::kCluster;

@@ -36,25 +36,22 @@ struct TileLoad {
         uint64_t *const full = &smem.q_full[slot_q.index][i];
         Arch::mbarrier_wait(&smem.q_empty[slot_q.index][i], slot_q.phase ^ 1);
         Arch::mbarrier_expect(full, Traits::kTileBytesQ);
-        load<kWarpgroupRows>(params.map_q, full, smem.q[slot_q.index][i], rows_q,
-                             Traits::first_row(tile.m_block, i), tile.bidh * params.step_q.head,
-                             tile.bidb * params.step_q.batch);
+        load<kWarpgroupRows>(params.map_q, full, smem.q[slot_q.index][i], rows_q, Traits::first_row(tile.m_block, i),
+                             tile.bidh * params.step_q.head, tile.bidb * params.step_q.batch);
       }
       slot_q.advance();
     };
     const auto load_k = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
-      load_kv(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
-                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_k.head,
-                            tile.bidb * params.step_k.batch);
+      load_kv(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k, n_block * Traits::kBlockN,
+              tile.bidh_kv * params.step_k.head, tile.bidb * params.step_k.batch);
     };
     const auto load_v = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
-      load_kv(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v,
-                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_v.head,
-                            tile.bidb * params.step_v.batch);
+      load_kv(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v, n_block * Traits::kBlockN,
+              tile.bidh_kv * params.step_v.head, tile.bidb * params.step_v.batch);
       slot.advance();
     };
     const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
