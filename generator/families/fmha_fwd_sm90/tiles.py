@@ -1,7 +1,7 @@
 """THE file to edit for Hopper's fused kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c<cluster>]. Of the
-warps, four load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c2]. Of the warps, four
+load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ def tiles(*names: str) -> tuple[ClusterTile, ...]:
 
 # head_dim → tiles of the plain kernels, causal and not; the first is the one in `smoke`.
 TILES: dict[int, tuple[ClusterTile, ...]] = {
-    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12", "m128n128_s3_w12_c2"),
+    64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
-    128: tiles(
-        "m192n80_s3_w16", "m128n128_s2_w12", "m128n128_s2_w12_c2", "m128n64_s4_w12_c2", "m192n80_s3_w16_c2"
-    ),
+    128: tiles("m192n80_s3_w16", "m128n128_s2_w12"),
     160: tiles("m128n128_s2_w12"),
     192: tiles("m128n112_s2_w12"),
-    256: tiles("m128n64_s2_w12", "m128n64_s2_w12_c2"),
+    256: tiles("m128n64_s2_w12"),
+}
+
+# head_dim → tiles of causal kernels whose CTAs come in pairs.
+PAIRS: dict[int, tuple[ClusterTile, ...]] = {
+    128: tiles("m128n128_s2_w12_c2"),
+    256: tiles("m128n64_s2_w12_c2"),
 }
 
 # head_dim → tiles of the general kernels. Those of 128 rows come with and without dropout, and take masks
@@ -56,7 +60,8 @@ SWEEP_STAGES = (2, 3, 4)
 
 
 Variant = Callable[..., FmhaFwdSm90]
-PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, partial(FmhaFwdSm90, causal=True))
+CAUSAL_VARIANT: Variant = partial(FmhaFwdSm90, causal=True)
+PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, CAUSAL_VARIANT)
 GENERAL_VARIANT: Variant = partial(FmhaFwdSm90, general=True)
 DROPOUT_VARIANT: Variant = partial(FmhaFwdSm90, general=True, dropout=True)
 
@@ -67,10 +72,11 @@ class Tables:
 
     arch: Arch  # that the tiles were chosen for
     tiles: TilesByHeadDim
+    pairs: TilesByHeadDim
     general: TilesByHeadDim
 
 
-TABLES = Tables(arch=Arch.SM90, tiles=TILES, general=GENERAL)
+TABLES = Tables(arch=Arch.SM90, tiles=TILES, pairs=PAIRS, general=GENERAL)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
@@ -85,10 +91,11 @@ def smoke(tables: Tables = TABLES) -> Listing:
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype, causal and not, or general, with dropout where there is room."""
+    """Every tile in every dtype, causal and not, in pairs, or general, with dropout where there is room."""
     plain = _kernels(tables.arch, tables.tiles)
+    pairs = _kernels(tables.arch, tables.pairs, variants=(CAUSAL_VARIANT,))
     general = _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))
-    return Listing(kernels=chain(plain, general, _with_dropout(tables)))
+    return Listing(kernels=chain(plain, pairs, general, _with_dropout(tables)))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:

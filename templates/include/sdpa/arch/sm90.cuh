@@ -68,9 +68,6 @@ struct Sm90 : Sm80 {
     return count;
   }
 
-  // CTAs of a cluster reach each other's shared memory.
-  static constexpr bool kHasClusters = true;
-
   SDPA_DEVICE static char *dynamic_smem() {
     extern __shared__ __align__(1024) char smem_1024[];
     return smem_1024;
@@ -138,7 +135,7 @@ struct Sm90 : Sm80 {
         "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
         : "memory");
   }
-  // To the same address of each of the cluster's first kNumCtas CTAs; each one's barrier gets the bytes.
+  // To the same address of all kNumCtas CTAs of the cluster; the barrier of each gets the bytes.
   template <int kNumCtas>
   SDPA_DEVICE static void tma_load_to_all(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2,
                                           int c3) {
@@ -214,6 +211,13 @@ struct Sm90 : Sm80 {
   SDPA_DEVICE static void named_arrive(int num_threads) {
     static_assert(kId >= 1 && kId <= 7);
     asm volatile("bar.arrive %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
+  }
+
+  // Queues a kernel whose CTAs come in clusters of kNumCtas, as its SDPA_CLUSTER says.
+  template <int kNumCtas, class Params>
+  static Status launch_clusters(void (*kernel)(Params), const char *name, int64_t num_clusters, int threads,
+                                int smem_bytes, const std::remove_const_t<Params> &params, void *stream) {
+    return launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, stream);
   }
 };
 

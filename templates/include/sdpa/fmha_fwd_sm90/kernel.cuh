@@ -35,8 +35,8 @@ struct Kernel {
     }
     const int warp = static_cast<int>(Arch::uniform(static_cast<uint32_t>(Arch::thread_idx() / 32)));
     if (Arch::thread_idx() == 0) init_barriers<Traits>(smem);
-    if constexpr (Traits::kIsShared) {
-      Arch::cluster_sync();  // the barriers are initialised, of all its CTAs
+    if constexpr (Traits::kIsPair) {
+      Arch::cluster_sync();  // the barriers of both are initialised
     } else {
       Arch::syncthreads();  // the barriers are initialised
     }
@@ -75,7 +75,7 @@ struct Kernel {
       producer.run(params, tile, sequence, key_range<ClusterTile<Traits>>(params, sequence, tile.m_block));
       if constexpr (Traits::kIsGeneral) break;
     }
-    if constexpr (Traits::kIsShared) producer.finish();
+    if constexpr (Traits::kIsPair) producer.finish();
   }
 
   SDPA_DEVICE static void compute(const Params &params, SharedStorage &smem, int consumer) {

@@ -52,20 +52,20 @@ struct KernelTraits {
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
 
-  // CTAs of a cluster, whose tiles follow each other: they read the same K and V. Each loads a part of every block's
-  // rows and sends it to all.
+  // CTAs of a cluster: one, or a pair that has a tile of twice as many rows. Each loads one half of the rows of every
+  // block of K and V, and sends it to both.
   static constexpr int kCluster = kCluster_;
-  static constexpr bool kIsShared = kCluster > 1 && Arch::kHasClusters;
+  static constexpr bool kIsPair = kCluster == 2;
   static constexpr int kRowsOfLoad = kBlockN / kCluster;
-  static_assert(kCluster == 1 || (kCluster == 2 && !kIsGeneral), "pairs of CTAs with plain kernels");
-  static_assert(kRowsOfLoad % 8 == 0, "a part of a block starts where its swizzle does");
+  static_assert(kCluster == 1 || (kIsPair && kIsCausal && kConsumers == 2), "pairs are causal, with two consumers");
+  static_assert(kRowsOfLoad % 8 == 0, "a half of a block starts where its swizzle does");
 
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
   static constexpr int kAccumulatorRegisters = kBlockN / 2 + kBlockN / 4 + kHeadDim / 2;  // S, P and O at once
   static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 72 && !kIsGeneral ? 2 : 1;
   // setmaxnreg deals the registers of the launch out again. Not one more, or a consumer waits for them for ever. The
-  // warp that loads for a general kernel has coordinates of sequences to keep, that of a cluster its part of a block.
-  static constexpr bool kHasMoreToKeep = kIsGeneral || kCluster > 1;
+  // warp that loads for a general kernel has coordinates of sequences to keep, that of a pair its half of a block.
+  static constexpr bool kHasMoreToKeep = kIsGeneral || kIsPair;
   static constexpr int kLaunchRegisters = kCtasPerSm == 2 ? 80 : kConsumers == 3 ? 128 : 168;  // a thread
   static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kHasMoreToKeep ? 232 : 240;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kHasMoreToKeep ? 40 : 24;
@@ -103,25 +103,17 @@ struct KernelTraits {
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;
 
-  // Where a CTA's cluster stands in the grid, and where it stands in that.
+  // Where a CTA's cluster stands in the grid, and where the CTA stands in its cluster.
   SDPA_DEVICE static int cluster_idx() { return Arch::block_idx() / kCluster; }
   SDPA_DEVICE static int rank() { return Arch::block_idx() % kCluster; }
-  // Which 64 rows of its head a consumer has, of the cluster's tile at `m_block`. Consumers of both CTAs alternate, one
-  // CTA first, then the other, so that causal work comes out even.
+  // Which 64 rows of its head a consumer has, of the tile at `m_block`. Of a pair's four, the first CTA has 0 and 3, the
+  // second 1 and 2, so that causal work comes out even.
   SDPA_DEVICE static int warpgroup_idx(int m_block, int consumer) {
-    if constexpr (kCluster == 1) {
-      return m_block * kConsumers + consumer;
-    } else {
-      return (m_block * kConsumers + consumer) * kCluster + (consumer + rank()) % kCluster;
-    }
+    if constexpr (kIsPair) return m_block * 4 + consumer * 2 + (consumer ^ rank());
+    return m_block * kConsumers + consumer;
   }
-
   SDPA_DEVICE static int first_row(int m_block, int consumer) {
-    if constexpr (kCluster == 1) {
-      return m_block * kBlockM + consumer * kWarpgroupRows;
-    } else {
-      return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
-    }
+    return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
   }
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
@@ -192,18 +184,9 @@ struct WarpgroupTile {
 
 // The rows of a cluster as a tile; what the scheduler deals out.
 template <class Traits>
-struct RowsOfCluster {
-  using Params = typename Traits::Params;
+struct ClusterTile : Traits {
   static constexpr int kBlockM = Traits::kCluster * Traits::kBlockM;
-  static constexpr int kBlockN = Traits::kBlockN;
-  static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr bool kMayBeCausal = Traits::kMayBeCausal;
-  static constexpr bool kIsGeneral = Traits::kIsGeneral;
-  static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
-  SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
 };
-template <class Traits>
-using ClusterTile = std::conditional_t<Traits::kCluster == 1, Traits, RowsOfCluster<Traits>>;
 
 // Of the tile at `m_block`, whose rows may all lie beyond those that attend.
 template <class Tile>

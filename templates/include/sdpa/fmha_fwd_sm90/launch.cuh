@@ -269,8 +269,8 @@ Status launch_function(const sdpa_params &p, void *stream) {
                                Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params, stream);
   }
   if (!status.ok()) return status;
-  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, int64_t{params.num_ctas} * Traits::kCluster,
-                              Traits::kThreads, Traits::kSmemBytes, params, stream);
+  return Traits::Arch::template launch_clusters<Traits::kCluster>(
+      Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads, Traits::kSmemBytes, params, stream);
 }
 
 // Launches the function for the problem's kind of mask.

@@ -32,12 +32,12 @@ struct MapRows {
   }
 };
 
-// By one thread; a barrier of the CTA has to follow.
+// By one thread; a barrier of the CTA, or of the cluster, has to follow.
 template <class Traits>
 SDPA_DEVICE void init_barriers(typename Traits::SharedStorage &smem) {
   using Arch = typename Traits::Arch;
-  constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
-  constexpr int kReaders = kWarps * Traits::kConsumers * (Traits::kIsShared ? Traits::kCluster : 1);
+  constexpr int kWarps = kWarpgroup / 32;                                   // of a warpgroup
+  constexpr int kReaders = kWarps * Traits::kConsumers * Traits::kCluster;  // of K and V
   CUTE_UNROLL
   for (int i = 0; i < Traits::kStagesQ * Traits::kConsumers; ++i) {
     Arch::mbarrier_init(&smem.q_full[0][0] + i, 1);
@@ -60,13 +60,13 @@ SDPA_DEVICE void release(uint64_t *empty) {
   if (Arch::thread_idx() % 32 == 0) Arch::mbarrier_arrive(empty);
 }
 
-// The same for a buffer of K or V: a CTA that loads for its whole cluster waits for all who read.
+// The same for a buffer of K or V, which both CTAs of a pair fill: each waits for the consumers of both.
 template <class Traits>
 SDPA_DEVICE void release_kv(uint64_t *empty) {
   using Arch = typename Traits::Arch;
-  if constexpr (Traits::kIsShared) {
-    const int lane = Arch::thread_idx() % 32;
-    if (lane < Traits::kCluster) Arch::mbarrier_arrive_at(empty, lane);
+  if constexpr (Traits::kIsPair) {
+    const int rank = Arch::thread_idx() % 32;
+    if (rank < Traits::kCluster) Arch::mbarrier_arrive_at(empty, rank);
   } else {
     release<Arch>(empty);
   }

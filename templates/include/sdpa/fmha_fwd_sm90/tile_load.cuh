@@ -75,7 +75,7 @@ struct TileLoad {
       } else {
         load_q();
       }
-      if constexpr (Traits::kIsShared) {
+      if constexpr (Traits::kIsPair) {
         CUTE_NO_UNROLL
         for (; n_block >= 0; --n_block) load_block(n_block);
       } else {
@@ -85,7 +85,8 @@ struct TileLoad {
     }
   }
 
-  // Of a cluster: nobody arrives here any more, nor writes to this CTA, whose threads may leave.
+  // Of a pair, behind the last tile. A CTA may not leave while the other one writes to its shared memory or arrives on
+  // its barriers; when the buffers are all released by both, neither will.
   SDPA_DEVICE void finish() {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kStages; ++i) {
@@ -96,24 +97,17 @@ struct TileLoad {
   }
 
  private:
-  // A block of K or V: this CTA's part of it to every CTA of the cluster, whose barriers expect all parts.
+  // A block of K or V, or this CTA's half of it to both CTAs of the pair, whose barriers expect both halves.
   SDPA_DEVICE static void load_kv(const TensorMap &map, uint64_t *full, Element *tile, const MapRows<Traits> &rows,
                                   int row, int head, int batch) {
-    if constexpr (Traits::kCluster == 1) {
+    if constexpr (!Traits::kIsPair) {
       load<Traits::kBlockN>(map, full, tile, rows, row, head, batch);
     } else {
+      const int first = Traits::rank() * Traits::kRowsOfLoad;
       CUTE_UNROLL
-      for (int i = 0; i < (Traits::kIsShared ? 1 : Traits::kCluster); ++i) {
-        const int first = (Traits::kIsShared ? Traits::rank() : i) * Traits::kRowsOfLoad;
-        CUTE_UNROLL
-        for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
-          Element *const chunk = tile + col * Traits::kBlockN + first * Traits::kSmemCols;
-          if constexpr (Traits::kIsShared) {
-            Arch::template tma_load_to_all<Traits::kCluster>(&map, full, chunk, col, row + first, head, batch);
-          } else {
-            Arch::tma_load(&map, full, chunk, col, row + first, head, batch);
-          }
-        }
+      for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
+        Element *const chunk = tile + col * Traits::kBlockN + first * Traits::kSmemCols;
+        Arch::template tma_load_to_all<Traits::kCluster>(&map, full, chunk, col, row + first, head, batch);
       }
     }
   }
