@@ -62,7 +62,10 @@ inline void Async::fence_inits(int thread) {
 }
 
 inline void Async::share_inits() {
-  for (Mbarrier &barrier : barriers_) barrier.is_shared = barrier.is_fenced;
+  for (Mbarrier &barrier : barriers_) {
+    barrier.is_shared = barrier.is_fenced;
+    barrier.is_touched = barrier.was_touched = false;
+  }
 }
 
 inline void Async::arrive(Block &block, Block &there, const void *barrier, int bytes) {
@@ -70,6 +73,7 @@ inline void Async::arrive(Block &block, Block &there, const void *barrier, int b
   if (state.missing_arrivals == 0)
     block.fail("mbarrier_arrive: the mbarrier at byte %zu of shared memory%s has had all %d arrivals of its phase",
                state.offset, whose(block, there), state.count);
+  state.is_touched |= &block != &there;
   state.missing_bytes += bytes;
   --state.missing_arrivals;
   if (state.missing_arrivals == 0) check_bytes(block, state);
@@ -100,7 +104,7 @@ inline void Async::wait(Block &block, const void *barrier, int parity) {
     waiters_.push_back({block.thread_idx(), offset, parity});
     block.park();
   }
-  barriers_.find(offset)->is_observed = true;
+  barriers_.find(offset)->observe();
 }
 
 inline void Async::describe_waits(char *text, size_t size, const char *lead) const {
@@ -134,7 +138,7 @@ inline void Async::load(Block &block, Block &there, const TensorMap &map, const 
                block.smem_bytes());
   const size_t offset = memory.offset(smem);
   if (offset % 128 != 0) block.fail("tma_load: byte %zu of shared memory is not a multiple of 128", offset);
-  const Mbarrier &full = known(block, there, barrier, "tma_load");
+  Mbarrier &full = known(block, there, barrier, "tma_load");
   if (&block != &there && !full.is_observed)
     block.fail("tma_load: writes byte %zu of shared memory%s, where nobody has waited for what was loaded before",
                offset, whose(block, there));
@@ -166,6 +170,7 @@ inline void Async::load(Block &block, Block &there, const TensorMap &map, const 
   Load load = {map, {}, full.offset, offset, &block != &there};
   std::copy(coordinates, coordinates + kMaxRank, load.coordinates);
   loads_.push_back(load);
+  full.is_touched |= load.is_from_other;
 }
 
 inline void Async::land_one(Block &block) {
@@ -364,7 +369,14 @@ inline void Async::check_exit(Block &block, int thread) {
 
 inline void Async::check_end(Block &block) {
   if (!loads_.empty()) block.fail("the block ends with %zu TMA loads in flight", loads_.size());
-  for (const Mbarrier &barrier : barriers_) check_bytes(block, barrier);
+  for (const Mbarrier &barrier : barriers_) {
+    check_bytes(block, barrier);
+    if (barrier.is_touched || barrier.was_touched)
+      block.fail(
+          "the block exits, and nobody has waited for what its cluster's other CTA did at the mbarrier at byte %zu of "
+          "shared memory",
+          barrier.offset);
+  }
   constexpr int kRegisters = 65536;
   const int warps = (block.num_threads() + kWarpSize - 1) / kWarpSize;
   const int launched = std::min(255, kRegisters / (warps * kWarpSize) / 8 * 8);

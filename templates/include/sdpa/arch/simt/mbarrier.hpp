@@ -13,17 +13,25 @@ struct Mbarrier {
   int count;             // arrivals of a phase
   int missing_arrivals;  // of this phase
   int64_t missing_bytes;
-  int phase;                // parity of the phase that is not complete yet
-  int thread = 0;           // that initialised it
-  bool is_fenced = false;   // by that thread's fence_mbarrier_init
-  bool is_shared = false;   // and behind a barrier of the cluster: the other CTA may use it
-  bool is_observed = true;  // somebody has waited for the last complete phase
+  int phase;                 // parity of the phase that is not complete yet
+  int thread = 0;            // that initialised it
+  bool is_fenced = false;    // by that thread's fence_mbarrier_init
+  bool is_shared = false;    // and behind a barrier of the cluster: the other CTA may use it
+  bool is_observed = true;   // somebody has waited for the last complete phase
+  bool is_touched = false;   // by the other CTA, in this phase
+  bool was_touched = false;  // or in one before that nobody has waited for
 
   bool is_complete() const { return missing_arrivals == 0 && missing_bytes == 0; }
+  void observe() {
+    is_observed = true;
+    was_touched = false;
+  }
   void start_next_phase() {
     missing_arrivals = count;
     phase ^= 1;
     is_observed = false;
+    was_touched |= is_touched;
+    is_touched = false;
   }
 };
 
