@@ -113,7 +113,8 @@ struct KernelTraits {
     return m_block * kConsumers + consumer;
   }
   SDPA_DEVICE static int first_row(int m_block, int consumer) {
-    return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
+    if constexpr (kIsPair) return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
+    return m_block * kBlockM + consumer * kWarpgroupRows;
   }
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
