@@ -1,7 +1,7 @@
 """THE file to edit for Hopper's fused kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c2]. Of the warps, four
-load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c<cluster>]. Of the
+warps, four load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
 """
 
 from __future__ import annotations
