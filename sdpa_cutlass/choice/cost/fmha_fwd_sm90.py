@@ -175,7 +175,8 @@ class FmhaFwdSm90(Model):
             and problem.num_heads_q == problem.num_heads_kv
             and 4 * problem.head_dim > 3 * self.kernel.head_dim
         )
-        return _PAIR_GAIN.get(self.kernel.head_dim, 1) if takes_whole_heads and was_measured else _PAIR_LOSS
+        gain = _PAIR_GAIN.get(self.kernel.head_dim)
+        return gain if gain is not None and takes_whole_heads and was_measured else _PAIR_LOSS
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
