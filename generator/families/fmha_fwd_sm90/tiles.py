@@ -37,7 +37,10 @@ TILES: dict[int, tuple[ClusterTile, ...]] = {
 
 # head_dim → tiles of causal kernels whose CTAs come in pairs.
 PAIRS: dict[int, tuple[ClusterTile, ...]] = {
+    96: tiles("m128n128_s2_w12_c2"),
     128: tiles("m128n128_s2_w12_c2"),
+    160: tiles("m128n128_s2_w12_c2"),
+    192: tiles("m128n112_s2_w12_c2"),
     256: tiles("m128n64_s2_w12_c2"),
 }
 
