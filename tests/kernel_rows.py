@@ -14,7 +14,15 @@ GENERAL = (
 )  # fmt: skip
 UNBIASED = GENERAL & ~(Takes.BIAS16 | Takes.BIAS32)
 SPLIT = UNBIASED & ~Takes.BOOL | Takes.SPLITS
-DETAILS = {"block_m": 64, "block_n": 64, "stages": 1, "warps": 4, "kv_groups": 1, "q_in_regs": 0}
+DETAILS = {
+    "block_m": 64,
+    "block_n": 64,
+    "stages": 1,
+    "warps": 4,
+    "kv_groups": 1,
+    "q_in_regs": 0,
+    "cluster": 1,
+}
 
 
 def kernel_row(name: str, takes: Takes = PLAIN, **given: Any) -> KernelInfo:

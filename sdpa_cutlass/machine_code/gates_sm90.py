@@ -12,7 +12,9 @@ does not show. What setmaxnreg deals out is no more than the launch gave, and wa
 register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
 a row, of which there are two to choose from. Those with masks are a function for each kind, which reads its
 elements in pairs or one by one, and those with dropout read seed and offset. What finds the blocks of a
-boolean mask reads 16 bytes at a time, and the loads of kernels for such masks read what it found.
+boolean mask reads 16 bytes at a time, and the loads of kernels for such masks read what it found. Pairs of
+CTAs, and they alone, meet at a barrier of the cluster and send K and V to both; the warp that loads has more
+to keep there.
 """
 
 from __future__ import annotations
@@ -36,6 +38,11 @@ _MASK_RUN = 2  # neighbouring columns of a mask that a thread holds
 _MASK_BLOCKS = "_mask_blocks"  # ends the symbol of the function that finds them
 _MASK_BLOCKS_BYTES = {16}
 _MASK_BITS_BYTES = {8, 16}  # of what it found, or of a part of it
+_REGISTERS_OF_PAIRS = (40, 232)  # of the warps that load, and of those that compute
+_KINDS = (
+    *("WARPGROUP.ARRIVE", "MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"),
+    *("UCGABAR_ARV", "UCGABAR_WAIT"),
+)
 
 
 def expected(kernel: KernelInfo) -> dict[str, int]:
@@ -52,7 +59,12 @@ def expected(kernel: KernelInfo) -> dict[str, int]:
         "UTMASTG": kernel.head_dim // columns,
         "USETMAXREG.DEALLOC": 1,
         "USETMAXREG.TRY_ALLOC": 1,
+        **({"UCGABAR_ARV": 1, "UCGABAR_WAIT": 1} if _is_pair(kernel) else {}),
     }
+
+
+def _is_pair(kernel: KernelInfo) -> bool:
+    return kernel.detail("cluster", 1) == 2
 
 
 def counted(mix: Mix) -> dict[str, int]:
@@ -61,7 +73,7 @@ def counted(mix: Mix) -> dict[str, int]:
     for opcode, count in mix.opcodes.items():
         if opcode.startswith("HGMMA."):
             found[f"HGMMA {opcode.split('.')[1]}"] += count
-        for kind in ("WARPGROUP.ARRIVE", "MUFU.EX2", "UTMASTG", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"):
+        for kind in _KINDS:
             if opcode.startswith(kind):
                 found[kind] += count
     return dict(found)
@@ -91,6 +103,9 @@ def _problems_of_attention(code: KernelCode, kernel: KernelInfo) -> list[str]:
     ]
     if not code.mix.count(r"UTMALDG"):
         found.append("no UTMALDG: its tiles do not come by TMA")
+    multicasts = code.mix.count(r"UTMALDG\.4D\.MULTICAST")
+    if bool(multicasts) != _is_pair(kernel):
+        found.append(f"{multicasts} UTMALDG.MULTICAST; pairs of CTAs load K and V so, and nothing else does")
     if not set(code.mix.widths("STG")) <= _LSE_BYTES:
         found.append("stores to global memory other than softmax_lse and by TMA")
     return found
@@ -115,6 +130,8 @@ def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
         return ["no USETMAXREG with a number before its loads"]
     kept, got, highest = code.setmaxnreg
     found = []
+    if _is_pair(kernel) and (kept, got) != _REGISTERS_OF_PAIRS:
+        found.append(f"{kept} and {got} registers are dealt out; pairs have {_REGISTERS_OF_PAIRS}")
     if highest >= kept:
         found.append(f"R{highest} in warps that keep {kept} registers")
     consumers = kernel.block_m // _WARPGROUP_ROWS

@@ -50,11 +50,12 @@ def check_addresses(kernel: TestedKernel) -> None:
 
 
 def check_ctas(kernel: TestedKernel, most_batches: int = INT_MAX) -> None:
-    """One batch or head is one CTA here."""
+    """One batch or head is one CTA here, or a pair of CTAs."""
     one_head = {"num_heads_q": 1, "num_heads_kv": 1, "num_splits": min(kernel.num_splits, 1)}
-    assert refusal(kernel, batch=most_batches, **one_head) == ""
+    ctas = kernel.info.detail("cluster", 1)
+    assert refusal(kernel, batch=most_batches // ctas, **one_head) == ""
     assert "make 2147483648 CTAs" in refusal(
-        kernel, **one_head | {"batch": 2**30, "num_heads_q": 2, "num_heads_kv": 2}
+        kernel, **one_head | {"batch": 2**30 // ctas, "num_heads_q": 2, "num_heads_kv": 2}
     )
 
 

@@ -115,6 +115,33 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
     assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)
 
 
+@pytest.mark.parametrize(
+    ("problem", "is_pair"),
+    [
+        ((32, 16, 16, 512, 512, 128), True),
+        ((16, 16, 16, 1024, 1024, 128), True),
+        ((8, 16, 16, 2048, 2048, 128), False),
+        ((3, 16, 16, 257, 257, 128), False),
+        ((32, 8, 8, 512, 512, 256), True),
+        ((16, 8, 8, 1024, 1024, 256), False),
+        ((8, 8, 8, 2048, 2048, 256), False),
+        ((32, 32, 32, 512, 512, 64), False),
+    ],
+)
+def test_pairs_are_chosen_where_they_were_faster(problem: Sizes, *, is_pair: bool) -> None:
+    """Two CTAs that load K and V together, causal; and nothing is lost by more than they take."""
+    batch, heads, _, keys, _, head_dim = problem
+    found = json.loads((JOURNALS / "2026-11-26-h100-clusters.json").read_text())
+    named = f"hopper/b{batch}_h{heads}_s{keys}_d{head_dim}_causal"
+    row = next(row for row in found["rows"] if row["problem"] == named)
+    kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
+    times = {kernels[name]: time for name, time in row["times"].items() if name in kernels}
+    asked = problem_of(problem, causal=Causal.TOP_LEFT)
+    chosen = min(times, key=lambda kernel: estimate(kernel, asked, predictions.H200.device).microseconds)
+    assert (chosen.detail("cluster", 1) == 2) == is_pair
+    assert times[chosen] < 1.07 * min(times.values())
+
+
 def test_little_is_lost_on_masks_of_hopper() -> None:
     """General kernels, dropout too. Masks of documents hide most blocks whole, which no price knows."""
     found = json.loads((JOURNALS / "2026-11-26-h200-hopper-masks.json").read_text())

@@ -38,7 +38,7 @@ PROGRAMS = ROOT / "build" / "tests" / "simt"
 RACES = ["races_test.cpp", "bank_conflicts_test.cpp"]
 ENGINE = [
     *("main.cpp", "collectives_test.cpp", "memory_test.cpp", "errors_test.cpp", "schedule_test.cpp"),
-    *("arrivals_test.cpp", "sm90_test.cpp", "sm90_rules_test.cpp", *RACES),
+    *("arrivals_test.cpp", "sm90_test.cpp", "sm90_rules_test.cpp", "sm90_cluster_test.cpp", *RACES),
 ]
 CUTE = ["host_policy_test.cpp", "tile_scheduler_test.cpp", "sm90_grid_test.cpp"]
 ORDERS = ("attention/tile_scheduler.cuh", "fmha_fwd_sm90/grid.hpp")  # headers outside of arch

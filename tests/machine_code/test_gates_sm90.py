@@ -60,6 +60,38 @@ def test_a_general_kernel_reads_lengths_and_sinks() -> None:
     assert any("loads of [16] bytes from global memory" in line for line in loads), loads
 
 
+PAIR = kernel_row(
+    "fmha_fwd_sm90_d256_m128n64_s2_w12_c2_f16_causal", family=Family.FMHA_FWD_SM90, arch=90, head_dim=256,
+    block_m=128, block_n=64, stages=2, warps=12, cluster=2,
+)  # fmt: skip
+
+
+def pair_code(setmaxnreg: tuple[int, ...] = (40, 232, 24), **changes: int) -> KernelCode:
+    """What a pair of CTAs has, with some counts changed."""
+    barrier = {name: changes.pop(name, 1) for name in ("UCGABAR_ARV", "UCGABAR_WAIT")}
+    usual = {
+        "HGMMA_64x112x16_F32": 0, "HGMMA_64x80x16_F32": 0, "HGMMA_64x64x16_F32": 32, "HGMMA_64x256x16_F32": 8,
+        "MUFU_EX2": 68, "UTMASTG_4D": 4, "UTMALDG_4D": 16, "UTMALDG_4D_MULTICAST": 16,
+    }  # fmt: skip
+    made = code(setmaxnreg=setmaxnreg, **usual | changes)
+    return dataclasses.replace(made, registers=168, mix=Mix({**made.mix.opcodes, **barrier}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, ""),
+        ({"UTMALDG_4D_MULTICAST": 0}, "0 UTMALDG.MULTICAST; pairs of CTAs load K and V so"),
+        ({"UCGABAR_WAIT": 0}, "0 UCGABAR_WAIT; its tile takes 1"),
+        ({"setmaxnreg": (24, 240, 20)}, "24 and 240 registers are dealt out; pairs have (40, 232)"),
+    ],
+)
+def test_what_pairs_of_ctas_have(changes: dict[str, Any], complaint: str) -> None:
+    found = gates_sm90.problems(pair_code(**changes), PAIR)
+    assert len(found) == bool(complaint), found
+    assert all(complaint in line for line in found)
+
+
 MASKED = dataclasses.replace(GENERAL, takes=GENERAL.takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32)
 DROPPING = dataclasses.replace(
     MASKED, name=f"{MASKED.name}_dropout", takes=MASKED.takes & ~Takes.UNDROPPED | Takes.DROPOUT
@@ -107,6 +139,7 @@ def test_a_masks_function_reads_its_elements_in_pairs_or_one_by_one(
         ({"WARPGROUP_ARRIVE": 24}, "24 WARPGROUP.ARRIVE; its tile takes 4"),
         ({"UTMASTG_4D": 0}, "0 UTMASTG; its tile takes 5"),
         ({"UTMALDG_4D": 0}, "no UTMALDG"),
+        ({"UTMALDG_4D_MULTICAST": 4}, "4 UTMALDG.MULTICAST; pairs of CTAs"),
         ({"setmaxnreg": (32, 160, 32)}, "R32 in warps that keep 32 registers"),
         ({"setmaxnreg": (40, 160, 31)}, "520 registers are dealt out to 4 threads; the launch gave 512"),
         ({"setmaxnreg": ()}, "no USETMAXREG"),

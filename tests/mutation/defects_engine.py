@@ -6,6 +6,7 @@ from tests.mutation.model import Check, Kernels, Mutant
 
 _BLOCK = "arch/simt/block.hpp"
 _MEETINGS = "arch/simt/block_meetings.hpp"
+_ASYNC = "arch/simt/async_rules.hpp"
 _SHADOW = "arch/simt/shadow.hpp"
 _ARRIVALS = "arch/simt/arrivals.hpp"
 _BANKS = "arch/simt/bank_conflicts.hpp"
@@ -73,8 +74,8 @@ ENGINE: tuple[Mutant, ...] = (
     _engine(
         "shadow_orders_all_warps",
         _MEETINGS,
-        "shadow_.sync_warps(released);",
-        "shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);",
+        "shadow_.sync_warps(released);\n}\n",
+        "shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);\n}\n",
         "a barrier of some warps counts for all",
     ),
     _engine(
@@ -246,5 +247,27 @@ ENGINE: tuple[Mutant, ...] = (
         "in_order_ = seed == 0;",
         "in_order_ = true;",
         "every schedule is program order",
+    ),
+    # ---- clusters ----
+    _engine(
+        "clusters_share_what_was_not_fenced",
+        _ASYNC,
+        "barrier.is_shared = barrier.is_fenced;",
+        "barrier.is_shared = true;",
+        "a missing fence_mbarrier_init is not found",
+    ),
+    _engine(
+        "ctas_may_leave_their_cluster",
+        _ASYNC,
+        "if (barrier.is_touched || barrier.was_touched)",
+        "if (false)",
+        "a CTA that did not wait for the other one is found in some schedules only",
+    ),
+    _engine(
+        "halves_may_come_before_the_last_was_seen",
+        _ASYNC,
+        "if (&block != &there && !full.is_observed)",
+        "if (false)",
+        "a load over what the other CTA has not waited for is not found",
     ),
 )

@@ -36,6 +36,8 @@ class Kernels(Enum):
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
     HOPPER_ONE_Q = ("d128_m192n80_s3_w16_f16_causal",)
     """Three consumers; the next tile's Q waits for this one's."""
+    HOPPER_PAIR = ("d128_m128n128_s2_w12_c2_f16_causal",)
+    """Two CTAs that load K and V together."""
     HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
     """Lengths, packed sequences, windows and sinks by ragged tensor maps; masks."""
     HOPPER_DROPOUT = ("d64_m128n128_s3_w12_f16_general_dropout",)
@@ -60,6 +62,7 @@ class Kernels(Enum):
         leads = {
             Kernels.HOPPER: "fmha_fwd_sm90",
             Kernels.HOPPER_ONE_Q: "fmha_fwd_sm90",
+            Kernels.HOPPER_PAIR: "fmha_fwd_sm90",
             Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
             Kernels.HOPPER_DROPOUT: "fmha_fwd_sm90",
             Kernels.COMBINE: "combine_sm89",
@@ -78,6 +81,7 @@ class Kernels(Enum):
         return self in (
             Kernels.HOPPER,
             Kernels.HOPPER_ONE_Q,
+            Kernels.HOPPER_PAIR,
             Kernels.HOPPER_GENERAL,
             Kernels.HOPPER_DROPOUT,
         )

@@ -32,6 +32,13 @@ OTHER_REGISTERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterTile(Tile):
+    """A tile, and how many CTAs load K and V together."""
+
+    cluster: Annotated[int, "_c"] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class FmhaFwdSm90(Kernel):
     """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load.
 
@@ -43,7 +50,7 @@ class FmhaFwdSm90(Kernel):
     op: ClassVar[Op] = Op.FORWARD
     archs: ClassVar[tuple[Arch, ...]] = (Arch.SM90,)
 
-    tile: Annotated[Tile, "_"]
+    tile: Annotated[ClusterTile, "_"]
     dtype: Annotated[DType, "_"]
     causal: Annotated[bool, "_causal"] = False  # known when compiled
     general: Annotated[bool, "_general"] = False  # causal, window, sinks, lengths, masks at run time

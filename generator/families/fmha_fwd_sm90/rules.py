@@ -76,6 +76,15 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
         lambda c: 2 <= c.tile.stages <= 4 or f"stages {c.tile.stages} is not one of 2, 3, 4",
     ),
     Rule(
+        "cluster",
+        "one CTA, or two of a causal kernel with two consumers and an SM for each CTA",
+        lambda c: (
+            c.tile.cluster == 1
+            or (c.tile.cluster == 2 and c.causal and c.consumers == 2 and not c.shares_its_sm)
+            or f"a cluster of {c.tile.cluster}; causal kernels of 128 rows with an SM for each CTA may have 2"
+        ),
+    ),
+    Rule(
         "consumer_registers",
         "S, P and O leave a consumer's thread enough registers",
         lambda c: (

@@ -1,7 +1,7 @@
 """THE file to edit for Hopper's fused kernels: which of them are built.
 
-A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>. Of the warps, four
-load, and four compute for each 64 rows.
+A tile is written as in the kernels' names: m<block_m>n<block_n>_s<stages>_w<warps>[_c<cluster>]. Of the
+warps, four load, and four compute for each 64 rows. With _c2 two CTAs load K and V together.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from functools import partial
 from itertools import chain, product
 
 from generator.core.arch import Arch
-from generator.core.kernel import DType, Tile
+from generator.core.kernel import DType
 from generator.core.space import Listing
-from generator.families.fmha_fwd_sm90.config import MASKED_CONSUMERS, WARPGROUP_ROWS, FmhaFwdSm90
+from generator.families.fmha_fwd_sm90.config import MASKED_CONSUMERS, WARPGROUP_ROWS, ClusterTile, FmhaFwdSm90
 
-TilesByHeadDim = Mapping[int, Sequence[Tile]]
+TilesByHeadDim = Mapping[int, Sequence[ClusterTile]]
 
 
-def tiles(*names: str) -> tuple[Tile, ...]:
+def tiles(*names: str) -> tuple[ClusterTile, ...]:
     """The tiles of these names. Raises InvalidNameError."""
-    return tuple(Tile.parse(name) for name in names)
+    return tuple(ClusterTile.parse(name) for name in names)
 
 
 # head_dim → tiles of the plain kernels, causal and not; the first is the one in `smoke`.
-TILES: dict[int, tuple[Tile, ...]] = {
+TILES: dict[int, tuple[ClusterTile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12", "m128n48_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
@@ -35,9 +35,18 @@ TILES: dict[int, tuple[Tile, ...]] = {
     256: tiles("m128n64_s2_w12"),
 }
 
+# head_dim → tiles of causal kernels whose CTAs come in pairs.
+PAIRS: dict[int, tuple[ClusterTile, ...]] = {
+    96: tiles("m128n128_s2_w12_c2"),
+    128: tiles("m128n128_s2_w12_c2"),
+    160: tiles("m128n128_s2_w12_c2"),
+    192: tiles("m128n112_s2_w12_c2"),
+    256: tiles("m128n64_s2_w12_c2"),
+}
+
 # head_dim → tiles of the general kernels. Those of 128 rows come with and without dropout, and take masks
 # up to head_dim 128.
-GENERAL: dict[int, tuple[Tile, ...]] = {
+GENERAL: dict[int, tuple[ClusterTile, ...]] = {
     64: tiles("m192n128_s3_w16", "m128n128_s3_w12"),
     80: tiles("m192n112_s3_w16", "m128n128_s2_w12"),
     96: tiles("m192n112_s2_w16", "m128n128_s2_w12"),
@@ -54,7 +63,8 @@ SWEEP_STAGES = (2, 3, 4)
 
 
 Variant = Callable[..., FmhaFwdSm90]
-PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, partial(FmhaFwdSm90, causal=True))
+CAUSAL_VARIANT: Variant = partial(FmhaFwdSm90, causal=True)
+PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, CAUSAL_VARIANT)
 GENERAL_VARIANT: Variant = partial(FmhaFwdSm90, general=True)
 DROPOUT_VARIANT: Variant = partial(FmhaFwdSm90, general=True, dropout=True)
 
@@ -65,10 +75,11 @@ class Tables:
 
     arch: Arch  # that the tiles were chosen for
     tiles: TilesByHeadDim
+    pairs: TilesByHeadDim
     general: TilesByHeadDim
 
 
-TABLES = Tables(arch=Arch.SM90, tiles=TILES, general=GENERAL)
+TABLES = Tables(arch=Arch.SM90, tiles=TILES, pairs=PAIRS, general=GENERAL)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
@@ -83,17 +94,18 @@ def smoke(tables: Tables = TABLES) -> Listing:
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype, causal and not, or general, with dropout where there is room."""
+    """Every tile in every dtype, causal and not, in pairs, or general, with dropout where there is room."""
     plain = _kernels(tables.arch, tables.tiles)
+    pairs = _kernels(tables.arch, tables.pairs, variants=(CAUSAL_VARIANT,))
     general = _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))
-    return Listing(kernels=chain(plain, general, _with_dropout(tables)))
+    return Listing(kernels=chain(plain, pairs, general, _with_dropout(tables)))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:
     """The product of the axes above in fp16, plain and causal, for every head_dim."""
     axes = product(SWEEP_CONSUMERS, SWEEP_BLOCK_N, SWEEP_STAGES)
     swept = [
-        Tile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
+        ClusterTile(block_m=64 * consumers, block_n=n, stages=stages, warps=4 * (consumers + 1))
         for consumers, n, stages in axes
     ]
     return Listing(

@@ -68,6 +68,13 @@ _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
 # problems of 512 to 2048 keys (H200, 2026-11-25).
 _EXPOSED_OF_TWO = 0.65
 _TILE_CYCLES_OF_TWO = 340
+# Of a pair of CTAs, which load K and V together, against one CTA with this tile: where it takes whole
+# heads, whose K and V then stay in L2 (grid.hpp), by head_dim, and elsewhere. Fitted to the causal problems
+# of benchmarks/results/tuning/2026-11-26-h100-clusters.json.
+_PAIR_GAIN = {128: 0.86, 256: 0.91}
+_PAIR_LOSS = 1.06
+_PAIR_KEYS = range(257, 1025)
+_WHOLE_HEADS_BYTES = 44 << 20
 
 
 class FmhaFwdSm90(Model):
@@ -81,6 +88,7 @@ class FmhaFwdSm90(Model):
         mma = consumers * kernel.block_n * kernel.head_dim * _MMA_CLOCKS
         ex2 = consumers * kernel.block_n * _EX2_CLOCKS
         self._ctas = kernel.ctas_per_sm
+        self._cluster = kernel.detail("cluster", 1)
         exposed = _EXPOSED[consumers] * max(1 - _HIDDEN_BY_MMA[consumers] * (mma / ex2 - 1), 0)
         if self._ctas == 2:
             exposed = _EXPOSED_OF_TWO
@@ -121,7 +129,7 @@ class FmhaFwdSm90(Model):
         kernel, sms = self.kernel, self.device.sms
         heads = problem.batch * problem.num_heads_q
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
-        tiles: float = ceil_div(problem.seqlen_q, kernel.block_m) * heads
+        tiles: float = self._m_blocks(problem) * heads
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
@@ -142,12 +150,38 @@ class FmhaFwdSm90(Model):
         else:
             rounds = max(tiles / sms, 1)
         dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
-        return LAUNCH_CYCLES + self._first + crossing + max(dealt, longest), 0
+        cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
+        return cost * self._pair_factor(problem), 0
+
+    def _m_blocks(self, problem: Problem) -> int:
+        """CTAs of a head; those of a cluster come together."""
+        return ceil_div(problem.seqlen_q, self.kernel.block_m * self._cluster) * self._cluster
+
+    def _pair_factor(self, problem: Problem) -> float:
+        """Nothing is gained where nothing was measured: fewer heads than two for each pair that runs, grouped
+        ones, head_dims that smaller kernels are for.
+        """
+        if self._cluster == 1:
+            return 1
+        heads, at_once = problem.batch * problem.num_heads_q, self.device.sms // self._cluster
+        last = heads % at_once
+        takes_whole_heads = (
+            problem.seqlen_k in _PAIR_KEYS
+            and (last == 0 or 3 * last >= 2 * at_once)
+            and at_once * 4 * problem.seqlen_k * self.kernel.head_dim <= _WHOLE_HEADS_BYTES
+        )
+        was_measured = (
+            heads >= 2 * at_once
+            and problem.num_heads_q == problem.num_heads_kv
+            and 4 * problem.head_dim > 3 * self.kernel.head_dim
+        )
+        gain = _PAIR_GAIN.get(self.kernel.head_dim)
+        return gain if gain is not None and takes_whole_heads and was_measured else _PAIR_LOSS
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
         kernel = self.kernel
         heads = problem.batch * problem.num_heads_q
-        m_blocks = ceil_div(problem.seqlen_q, kernel.block_m)
+        m_blocks = self._m_blocks(problem)
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         if rows is not None:

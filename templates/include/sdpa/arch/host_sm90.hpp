@@ -63,11 +63,16 @@ struct HostSm90 : Host {
   static void mbarrier_init(uint64_t *barrier, int arrivals) {
     simt::current_block->async().init(*simt::current_block, barrier, arrivals);
   }
-  static void fence_mbarrier_init() {}
+  static void fence_mbarrier_init() { simt::current_block->async().fence_inits(simt::thread_idx()); }
   static void mbarrier_expect(uint64_t *barrier, int bytes) {
     simt::current_block->async().arrive(*simt::current_block, barrier, bytes);
   }
   static void mbarrier_arrive(uint64_t *barrier) { mbarrier_expect(barrier, 0); }
+  static void mbarrier_arrive_at(uint64_t *barrier, int rank) {
+    simt::Block &block = *simt::current_block;
+    simt::Block &there = block.cta(rank, "mbarrier_arrive_at");
+    there.async().arrive(block, there, barrier, 0);
+  }
   static void mbarrier_wait(uint64_t *barrier, int parity) {
     simt::current_block->async().wait(*simt::current_block, barrier, parity);
   }
@@ -76,6 +81,14 @@ struct HostSm90 : Host {
   static void tma_load(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3,
                        int c4 = 0) {
     simt::current_block->async().load(*simt::current_block, *map, barrier, smem, {c0, c1, c2, c3, c4});
+  }
+  template <int kNumCtas>
+  static void tma_load_to_all(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3) {
+    simt::Block &block = *simt::current_block;
+    for (int rank = 0; rank < kNumCtas; ++rank) {
+      simt::Block &there = block.cta(rank, "tma_load");
+      there.async().load(block, there, *map, barrier, smem, {c0, c1, c2, c3, 0});
+    }
   }
   static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3, int c4 = 0) {
     simt::current_block->async().store(*simt::current_block, *map, smem, {c0, c1, c2, c3, c4});
@@ -116,6 +129,7 @@ struct HostSm90 : Host {
   template <class Tensor>
   static void fence_operand(Tensor &) {}
 
+  static void cluster_sync() { simt::current_block->sync_cluster(); }
   static int highest_bit(uint32_t word) { return 31 - __builtin_clz(word); }
 
   static bool elect() { return simt::elect(); }
@@ -142,6 +156,12 @@ struct HostSm90 : Host {
   static Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes,
                        const Params &params, void * /*stream*/) {
     return simt::launch(kernel, name, grid, threads, smem_bytes, params, /*smem_alignment=*/1024);
+  }
+  template <int kNumCtas, class Params>
+  static Status launch_clusters(void (*kernel)(Params), const char *name, int64_t num_clusters, int threads,
+                                int smem_bytes, const Params &params, void * /*stream*/) {
+    return simt::launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, /*smem_alignment=*/1024,
+                        kNumCtas);
   }
 };
 

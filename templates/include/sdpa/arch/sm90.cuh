@@ -89,6 +89,17 @@ struct Sm90 : Sm80 {
   SDPA_DEVICE static void mbarrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
   }
+  // At the same barrier of the CTA that has this rank in the cluster.
+  SDPA_DEVICE static void mbarrier_arrive_at(uint64_t *barrier, int rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+  }
   // Returns when the phase of that parity is complete.
   SDPA_DEVICE static void mbarrier_wait(uint64_t *barrier, int parity) {
     asm volatile(
@@ -122,6 +133,17 @@ struct Sm90 : Sm80 {
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
         "[%2];" ::"r"(shared_address(smem)),
         "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+  }
+  // To the same address of all kNumCtas CTAs of the cluster; the barrier of each gets the bytes.
+  template <int kNumCtas>
+  SDPA_DEVICE static void tma_load_to_all(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2,
+                                          int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared_address(smem)),
+        "l"(map), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>((1 << kNumCtas) - 1)), "r"(c0), "r"(c1),
+        "r"(c2), "r"(c3)
         : "memory");
   }
   SDPA_DEVICE static void tma_store(const TensorMap *map, const void *smem, int c0, int c1, int c2, int c3, int c4) {
@@ -162,6 +184,11 @@ struct Sm90 : Sm80 {
   }
 
   // ---- warps and warpgroups ----
+  // A barrier of all threads of the cluster.
+  SDPA_DEVICE static void cluster_sync() {
+    cute::cluster_arrive_relaxed();  // fence_mbarrier_init releases
+    cute::cluster_wait();
+  }
   // True for one lane of the warp.
   // Of a word that is not 0.
   SDPA_DEVICE static int highest_bit(uint32_t word) { return 31 - __clz(static_cast<int>(word)); }
@@ -184,6 +211,13 @@ struct Sm90 : Sm80 {
   SDPA_DEVICE static void named_arrive(int num_threads) {
     static_assert(kId >= 1 && kId <= 7);
     asm volatile("bar.arrive %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
+  }
+
+  // Queues a kernel whose CTAs come in clusters of kNumCtas, as its SDPA_CLUSTER says.
+  template <int kNumCtas, class Params>
+  static Status launch_clusters(void (*kernel)(Params), const char *name, int64_t num_clusters, int threads,
+                                int smem_bytes, const std::remove_const_t<Params> &params, void *stream) {
+    return launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, stream);
   }
 };
 

@@ -18,6 +18,7 @@
 #define SDPA_DEVICE inline
 #define SDPA_HOST_DEVICE inline
 #define SDPA_KERNEL(Traits)
+#define SDPA_CLUSTER(num_ctas)
 #define SDPA_GRID_CONSTANT
 
 #include "sdpa/arch/host.hpp"
@@ -31,6 +32,7 @@ using Target = Host;
 #define SDPA_DEVICE __device__ __forceinline__
 #define SDPA_HOST_DEVICE __host__ __device__ __forceinline__
 #define SDPA_KERNEL(Traits) __global__ __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
+#define SDPA_CLUSTER(num_ctas) __cluster_dims__(num_ctas, 1, 1)
 #define SDPA_GRID_CONSTANT __grid_constant__
 
 #include "sdpa/arch/sm80.cuh"

@@ -2,7 +2,8 @@
 // (`HostSm90`). Both provide what target.hpp lists, and: TensorMap, make_tensor_map, num_sms, StsmN, mbarrier_init,
 // fence_mbarrier_init, mbarrier_expect, mbarrier_arrive, mbarrier_wait, prefetch_tensor_map, tma_load, tma_store,
 // tma_store_commit, tma_store_wait_read<N>, fence_async_proxy, wgmma, wgmma_fence, wgmma_commit, wgmma_wait<N>,
-// fence_operand, highest_bit, elect, increase_registers<N>, decrease_registers<N>, named_sync<Id>, named_arrive<Id>.
+// fence_operand, highest_bit, elect, increase_registers<N>, decrease_registers<N>, named_sync<Id>, named_arrive<Id>; in
+// clusters cluster_sync, mbarrier_arrive_at, tma_load_to_all<CTAs>, launch_clusters<CTAs>.
 #pragma once
 
 // Without this CuTe's selector builds n = 80 and 112 from many small instructions.

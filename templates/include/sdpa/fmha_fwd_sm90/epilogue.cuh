@@ -27,7 +27,7 @@ struct Epilogue {
                                 SoftmaxState &softmax) {
     const int tid = Arch::thread_idx() % kWarpgroup;
     const int warp = tid / 32;
-    const int first_row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    const int first_row = Traits::first_row(tile.m_block, consumer);
     const int num_rows = Traits::kIsGeneral ? sequence.num_rows : params.seqlen_q;
     Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));  // (2, cols)
     softmax.finish();

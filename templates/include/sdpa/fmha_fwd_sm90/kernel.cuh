@@ -35,7 +35,11 @@ struct Kernel {
     }
     const int warp = static_cast<int>(Arch::uniform(static_cast<uint32_t>(Arch::thread_idx() / 32)));
     if (Arch::thread_idx() == 0) init_barriers<Traits>(smem);
-    Arch::syncthreads();  // the barriers are initialised
+    if constexpr (Traits::kIsPair) {
+      Arch::cluster_sync();  // the barriers of both are initialised
+    } else {
+      Arch::syncthreads();  // the barriers are initialised
+    }
     if (warp < kWarpgroup / 32) {
       Arch::template decrease_registers<Traits::kProducerRegisters>();
       if (warp == 0 && Arch::elect()) load(params, smem);
@@ -55,7 +59,7 @@ struct Kernel {
   // no CTA always gets the longer one. There is no need to where each takes whole heads.
   SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, bool was_odd) {
     if (!Traits::kIsCausal || params.num_tiles_of_whole_heads > 0) return index + params.num_ctas;
-    const auto cta = static_cast<uint32_t>(Arch::block_idx_again());
+    const auto cta = static_cast<uint32_t>(Arch::block_idx_again()) / Traits::kCluster;
     return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
   }
 
@@ -64,26 +68,27 @@ struct Kernel {
     Arch::prefetch_tensor_map(&params.map_k);
     Arch::prefetch_tensor_map(&params.map_v);
     TileLoad<Traits> producer{smem};
-    for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
+    for (uint32_t index = static_cast<uint32_t>(Traits::cluster_idx()); index < params.num_tiles;
          index = next_tile(params, index, !is_odd(producer.slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
-      producer.run(params, tile, sequence, key_range<Traits>(params, sequence, tile.m_block));
+      producer.run(params, tile, sequence, key_range<ClusterTile<Traits>>(params, sequence, tile.m_block));
       if constexpr (Traits::kIsGeneral) break;
     }
+    if constexpr (Traits::kIsPair) producer.finish();
   }
 
   SDPA_DEVICE static void compute(const Params &params, SharedStorage &smem, int consumer) {
     Turn<Traits>::start(consumer);
     Slot<Traits::kStages> slot;
     Slot<Traits::kStagesQ> slot_q;
-    for (uint32_t index = static_cast<uint32_t>(Arch::block_idx()); index < params.num_tiles;
+    for (uint32_t index = static_cast<uint32_t>(Traits::cluster_idx()); index < params.num_tiles;
          index = next_tile(params, index, !is_odd(slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
-      const KeyRange keys = key_range<Traits>(params, sequence, tile.m_block);
+      const KeyRange keys = key_range<ClusterTile<Traits>>(params, sequence, tile.m_block);
       const KeyRange own =
-          key_range<WarpgroupTile<Traits>>(params, sequence, tile.m_block * Traits::kConsumers + consumer);
+          key_range<WarpgroupTile<Traits>>(params, sequence, Traits::warpgroup_idx(tile.m_block, consumer));
       Tensor tOrO =
           partition_fragment_C(typename Traits::MmaPV{},
                                Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)

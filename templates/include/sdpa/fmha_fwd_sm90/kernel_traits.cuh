@@ -29,7 +29,7 @@ inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
 template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_,
-          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_>
+          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_, int kCluster_ = 1>
 struct KernelTraits {
   using Arch = Arch_;
   using Element = Element_;
@@ -51,14 +51,24 @@ struct KernelTraits {
 
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+
+  // CTAs of a cluster: one, or a pair that has a tile of twice as many rows. Each loads one half of the rows of every
+  // block of K and V, and sends it to both.
+  static constexpr int kCluster = kCluster_;
+  static constexpr bool kIsPair = kCluster == 2;
+  static constexpr int kRowsOfLoad = kBlockN / kCluster;
+  static_assert(kCluster == 1 || (kIsPair && kIsCausal && kConsumers == 2), "pairs are causal, with two consumers");
+  static_assert(kRowsOfLoad % 8 == 0, "a half of a block starts where its swizzle does");
+
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
   static constexpr int kAccumulatorRegisters = kBlockN / 2 + kBlockN / 4 + kHeadDim / 2;  // S, P and O at once
   static constexpr int kCtasPerSm = kConsumers == 2 && kAccumulatorRegisters <= 72 && !kIsGeneral ? 2 : 1;
   // setmaxnreg deals the registers of the launch out again. Not one more, or a consumer waits for them for ever. The
-  // warp that loads for a general kernel has coordinates of sequences to keep.
+  // warp that loads for a general kernel has coordinates of sequences to keep, that of a pair its half of a block.
+  static constexpr bool kHasMoreToKeep = kIsGeneral || kIsPair;
   static constexpr int kLaunchRegisters = kCtasPerSm == 2 ? 80 : kConsumers == 3 ? 128 : 168;  // a thread
-  static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kIsGeneral ? 232 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kIsGeneral ? 40 : 24;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 2 ? 104 : kConsumers == 3 ? 160 : kHasMoreToKeep ? 232 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kHasMoreToKeep ? 40 : 24;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
@@ -92,6 +102,20 @@ struct KernelTraits {
   static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;
+
+  // Where a CTA's cluster stands in the grid, and where the CTA stands in its cluster.
+  SDPA_DEVICE static int cluster_idx() { return Arch::block_idx() / kCluster; }
+  SDPA_DEVICE static int rank() { return Arch::block_idx() % kCluster; }
+  // Which 64 rows of its head a consumer has, of the tile at `m_block`. Of a pair's four, the first CTA has 0 and 3, the
+  // second 1 and 2, so that causal work comes out even.
+  SDPA_DEVICE static int warpgroup_idx(int m_block, int consumer) {
+    if constexpr (kIsPair) return m_block * 4 + consumer * 2 + (consumer ^ rank());
+    return m_block * kConsumers + consumer;
+  }
+  SDPA_DEVICE static int first_row(int m_block, int consumer) {
+    if constexpr (kIsPair) return warpgroup_idx(m_block, consumer) * kWarpgroupRows;
+    return m_block * kBlockM + consumer * kWarpgroupRows;
+  }
 
   // A row's position in its sequence; key_range.cuh and mask.cuh ask.
   SDPA_DEVICE static int position(const Params &, int row) { return row; }
@@ -157,6 +181,12 @@ struct WarpgroupTile {
   static constexpr bool kIsGeneral = Traits::kIsGeneral;
   static constexpr bool kMayHaveWindow = Traits::kMayHaveWindow;
   SDPA_DEVICE static int position(const Params &params, int row) { return Traits::position(params, row); }
+};
+
+// The rows of a cluster as a tile; what the scheduler deals out.
+template <class Traits>
+struct ClusterTile : Traits {
+  static constexpr int kBlockM = Traits::kCluster * Traits::kBlockM;
 };
 
 // Of the tile at `m_block`, whose rows may all lie beyond those that attend.

@@ -14,9 +14,11 @@
 
 namespace sdpa::fmha_fwd_sm90 {
 
+// A cluster computes one at a time.
 template <class Traits>
 int64_t num_tiles(const sdpa_params &p) {
-  return (int64_t{p.seqlen_q} + Traits::kBlockM - 1) / Traits::kBlockM * p.batch * p.num_heads_q;
+  constexpr int kRows = ClusterTile<Traits>::kBlockM;
+  return (int64_t{p.seqlen_q} + kRows - 1) / kRows * p.batch * p.num_heads_q;
 }
 
 // What a tensor map can say of a tensor: strides are positive, but for heads and batches of inputs that are broadcast.
@@ -69,10 +71,10 @@ Status can_implement(const sdpa_params &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 512", p.seqlen_q,
                        p.seqlen_k);
-  if (num_tiles<Traits>(p) > INT_MAX)
-    return make_status(SDPA_NOT_SUPPORTED,
-                       "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
-                       p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p)), INT_MAX);
+  if (num_tiles<Traits>(p) > INT_MAX / Traits::kCluster)
+    return make_status(
+        SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
+        p.batch, p.num_heads_q, p.seqlen_q, static_cast<long long>(num_tiles<Traits>(p) * Traits::kCluster), INT_MAX);
   if (Traits::kIsGeneral && int64_t{p.seqlen_q} + p.seqlen_k > kRaggedRows - 2 * Traits::kBlockM)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: a general kernel takes sums below 2^30 - 384",
                        p.seqlen_q, p.seqlen_k);
@@ -110,7 +112,8 @@ Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char 
                                        Traits::kSwizzleBytes);
 }
 
-// Which CTAs take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by sections.
+// Which CTAs, or clusters, take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by
+// sections.
 template <class Traits>
 void set_grid(typename Traits::Params &params, const sdpa_params &p, int64_t at_once) {
   const int64_t heads = int64_t{p.batch} * p.num_heads_q;
@@ -219,7 +222,7 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
 
 template <class Traits>
 Status to_params(typename Traits::Params &params, const sdpa_params &p) {
-  set_params<Traits>(params, p);
+  set_params<ClusterTile<Traits>>(params, p);
   const int extent_q[3] = {p.batch, p.num_heads_q, p.seqlen_q};
   // Keys that no row sees are outside of their maps: 0 times the NaN that they may hold would be NaN.
   const int extent_kv[3] = {p.batch, p.num_heads_kv, params.seqlen_k};
@@ -228,13 +231,14 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
       make_map<Traits>(params.map_q, params.step_q, "q", p.q, p.head_dim, p.q_stride, extent_q, kWarpgroupRows);
   if (status.ok())
     status =
-        make_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv, Traits::kBlockN);
+        make_map<Traits>(params.map_k, params.step_k, "k", p.k, p.head_dim, p.k_stride, extent_kv, Traits::kRowsOfLoad);
   if (status.ok())
-    status =
-        make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv, Traits::kBlockN);
+    status = make_map<Traits>(params.map_v, params.step_v, "v", p.v, p.head_dim_v, p.v_stride, extent_kv,
+                              Traits::kRowsOfLoad);
   if (status.ok())
     status = make_map<Traits>(params.map_out, step_out, "out", p.out, p.head_dim_v, p.out_stride, extent_q, kWarpRows);
-  set_grid<Traits>(params, p, int64_t{Traits::Arch::num_sms()} * Traits::kCtasPerSm);
+  const int64_t at_once = int64_t{Traits::Arch::num_sms()} * Traits::kCtasPerSm / Traits::kCluster;
+  set_grid<Traits>(params, p, std::max<int64_t>(at_once, 1));
   return status;
 }
 
@@ -265,8 +269,8 @@ Status launch_function(const sdpa_params &p, void *stream) {
                                Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params, stream);
   }
   if (!status.ok()) return status;
-  return Traits::Arch::launch(Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads,
-                              Traits::kSmemBytes, params, stream);
+  return Traits::Arch::template launch_clusters<Traits::kCluster>(
+      Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads, Traits::kSmemBytes, params, stream);
 }
 
 // Launches the function for the problem's kind of mask.

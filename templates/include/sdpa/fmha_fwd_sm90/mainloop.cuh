@@ -58,7 +58,7 @@ struct Mainloop {
     Tensor tScS = make_tensor(tScS_.data(), wgmma_rows_cols(tScS_.layout()));        // (2, cols) → (row, key)
     Tensor tOrO_rows = make_tensor(tOrO.data(), wgmma_rows_cols(tOrO.layout()));     // (2, cols)
     Tensor tOrP = make_tensor<Element>(wgmma_as_operand_a(make_scores().layout()));  // ((2, 2, 2), 1, kBlockN / 16)
-    [[maybe_unused]] const int first_row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+    [[maybe_unused]] const int first_row = Traits::first_row(tile.m_block, consumer);
     const int n_block_min = Traits::kMayHaveWindow ? own.n_block_min : 0;
     // Blocks whose scores are not as they come: from the first one on, and under a window before the last one.
     const int first_special = !Traits::kHasBias && params.negate_q ? 0 : own.n_block_full;
@@ -89,7 +89,7 @@ struct Mainloop {
       Arch::template wgmma_wait<0>();
       Arch::fence_operand(tOrO);
       Arch::fence_operand(tOrP);
-      release<Arch>(&smem.v_empty[stage]);  // V was read by this warp
+      release_kv<Traits>(&smem.v_empty[stage]);  // V was read by this warp
     };
     // ---- what only some general kernels have ----
     [[maybe_unused]] const int seqlen_k = sequence.seqlen_k;
@@ -173,9 +173,9 @@ struct Mainloop {
       Arch::mbarrier_wait(&smem.k_full[slot.index], slot.phase);
       Turn<Traits>::wait(consumer);
       Turn<Traits>::pass(consumer);
-      release<Arch>(&smem.k_empty[slot.index]);
+      release_kv<Traits>(&smem.k_empty[slot.index]);
       Arch::mbarrier_wait(&smem.v_full[slot.index], slot.phase);
-      release_unread<Arch>(&smem.v_empty[slot.index]);
+      release_unread_kv<Traits>(&smem.v_empty[slot.index]);
       slot.advance();
     };
 
@@ -192,7 +192,7 @@ struct Mainloop {
       Turn<Traits>::pass(consumer);
       Arch::template wgmma_wait<0>();
       Arch::fence_operand(tSrS);
-      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      release_kv<Traits>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, may_be_hidden, factors);
       if constexpr (Traits::kHasDropout) {
         drop_p(tSrS, n_block, [] {});
@@ -214,7 +214,7 @@ struct Mainloop {
       Turn<Traits>::pass(consumer);
       Arch::template wgmma_wait<1>();  // S(n), while P V of block n + 1 goes on
       Arch::fence_operand(tSrS);
-      release<Arch>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
+      release_kv<Traits>(&smem.k_empty[slot.index]);  // K(n) was read by this warp
       exponentiate(tSrS, n_block, may_be_hidden, factors);
       if constexpr (Traits::kHasDropout) {
         drop_p(tSrS, n_block, [&] SDPA_INLINE_LAMBDA { wait_pv(before.index); });

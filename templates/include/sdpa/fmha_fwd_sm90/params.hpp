@@ -23,7 +23,7 @@ struct Params : Base {
   TensorMap map_out;  // boxes of kSmemCols x 16
   Steps step_q, step_k, step_v;
   uint32_t num_tiles;  // below 2^31
-  uint32_t num_ctas;   // each takes one of as many tiles, then one of the next; see next_tile
+  uint32_t num_ctas;   // or clusters; each takes one of as many tiles, then one of the next; see next_tile
   // Causal: of the heads whose tiles a CTA takes all, one after another; see grid.hpp. Tiles of odd ones go backwards.
   uint32_t num_tiles_of_whole_heads;
 };

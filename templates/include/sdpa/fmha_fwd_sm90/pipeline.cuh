@@ -32,11 +32,12 @@ struct MapRows {
   }
 };
 
-// By one thread; a barrier of the CTA has to follow.
+// By one thread; a barrier of the CTA, or of the cluster, has to follow.
 template <class Traits>
 SDPA_DEVICE void init_barriers(typename Traits::SharedStorage &smem) {
   using Arch = typename Traits::Arch;
-  constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
+  constexpr int kWarps = kWarpgroup / 32;                                   // of a warpgroup
+  constexpr int kReaders = kWarps * Traits::kConsumers * Traits::kCluster;  // of K and V
   CUTE_UNROLL
   for (int i = 0; i < Traits::kStagesQ * Traits::kConsumers; ++i) {
     Arch::mbarrier_init(&smem.q_full[0][0] + i, 1);
@@ -45,9 +46,9 @@ SDPA_DEVICE void init_barriers(typename Traits::SharedStorage &smem) {
   CUTE_UNROLL
   for (int i = 0; i < Traits::kStages; ++i) {
     Arch::mbarrier_init(&smem.k_full[i], 1);
-    Arch::mbarrier_init(&smem.k_empty[i], kWarps * Traits::kConsumers);
+    Arch::mbarrier_init(&smem.k_empty[i], kReaders);
     Arch::mbarrier_init(&smem.v_full[i], 1);
-    Arch::mbarrier_init(&smem.v_empty[i], kWarps * Traits::kConsumers);
+    Arch::mbarrier_init(&smem.v_empty[i], kReaders);
   }
   Arch::fence_mbarrier_init();
 }
@@ -59,12 +60,30 @@ SDPA_DEVICE void release(uint64_t *empty) {
   if (Arch::thread_idx() % 32 == 0) Arch::mbarrier_arrive(empty);
 }
 
+// The same for a buffer of K or V, which both CTAs of a pair fill: each waits for the consumers of both.
+template <class Traits>
+SDPA_DEVICE void release_kv(uint64_t *empty) {
+  using Arch = typename Traits::Arch;
+  if constexpr (Traits::kIsPair) {
+    const int rank = Arch::thread_idx() % 32;
+    if (rank < Traits::kCluster) Arch::mbarrier_arrive_at(empty, rank);
+  } else {
+    release<Arch>(empty);
+  }
+}
+
 // A warp waited for a buffer and had nothing to read. A lane that has yet to see it full would wait for ever if the ring
 // went round twice meanwhile.
 template <class Arch>
 SDPA_DEVICE void release_unread(uint64_t *empty) {
   Arch::syncwarp();
   release<Arch>(empty);
+}
+
+template <class Traits>
+SDPA_DEVICE void release_unread_kv(uint64_t *empty) {
+  Traits::Arch::syncwarp();
+  release_kv<Traits>(empty);
 }
 
 // Consumers take turns at the tensor cores, so that one exponentiates while another multiplies: each waits for its

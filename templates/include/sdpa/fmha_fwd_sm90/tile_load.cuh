@@ -36,25 +36,22 @@ struct TileLoad {
         uint64_t *const full = &smem.q_full[slot_q.index][i];
         Arch::mbarrier_wait(&smem.q_empty[slot_q.index][i], slot_q.phase ^ 1);
         Arch::mbarrier_expect(full, Traits::kTileBytesQ);
-        load<kWarpgroupRows>(params.map_q, full, smem.q[slot_q.index][i], rows_q,
-                             tile.m_block * Traits::kBlockM + i * kWarpgroupRows, tile.bidh * params.step_q.head,
-                             tile.bidb * params.step_q.batch);
+        load<kWarpgroupRows>(params.map_q, full, smem.q[slot_q.index][i], rows_q, Traits::first_row(tile.m_block, i),
+                             tile.bidh * params.step_q.head, tile.bidb * params.step_q.batch);
       }
       slot_q.advance();
     };
     const auto load_k = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.k_full[slot.index], Traits::kTileBytesKV);
-      load<Traits::kBlockN>(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k,
-                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_k.head,
-                            tile.bidb * params.step_k.batch);
+      load_kv(params.map_k, &smem.k_full[slot.index], smem.k[slot.index], rows_k, n_block * Traits::kBlockN,
+              tile.bidh_kv * params.step_k.head, tile.bidb * params.step_k.batch);
     };
     const auto load_v = [&](int n_block) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
       Arch::mbarrier_expect(&smem.v_full[slot.index], Traits::kTileBytesKV);
-      load<Traits::kBlockN>(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v,
-                            n_block * Traits::kBlockN, tile.bidh_kv * params.step_v.head,
-                            tile.bidb * params.step_v.batch);
+      load_kv(params.map_v, &smem.v_full[slot.index], smem.v[slot.index], rows_v, n_block * Traits::kBlockN,
+              tile.bidh_kv * params.step_v.head, tile.bidb * params.step_v.batch);
       slot.advance();
     };
     const auto load_block = [&](int n_block) SDPA_INLINE_LAMBDA {
@@ -78,12 +75,43 @@ struct TileLoad {
       } else {
         load_q();
       }
-      for (; n_block >= 0; --n_block) load_block(n_block);
+      if constexpr (Traits::kIsPair) {
+        CUTE_NO_UNROLL
+        for (; n_block >= 0; --n_block) load_block(n_block);
+      } else {
+        for (; n_block >= 0; --n_block) load_block(n_block);
+      }
       is_first_tile = false;
     }
   }
 
+  // Of a pair, behind the last tile. A CTA may not leave while the other one writes to its shared memory or arrives on
+  // its barriers; when the buffers are all released by both, neither will.
+  SDPA_DEVICE void finish() {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kStages; ++i) {
+      Arch::mbarrier_wait(&smem.k_empty[slot.index], slot.phase ^ 1);
+      Arch::mbarrier_wait(&smem.v_empty[slot.index], slot.phase ^ 1);
+      slot.advance();
+    }
+  }
+
  private:
+  // A block of K or V, or this CTA's half of it to both CTAs of the pair, whose barriers expect both halves.
+  SDPA_DEVICE static void load_kv(const TensorMap &map, uint64_t *full, Element *tile, const MapRows<Traits> &rows,
+                                  int row, int head, int batch) {
+    if constexpr (!Traits::kIsPair) {
+      load<Traits::kBlockN>(map, full, tile, rows, row, head, batch);
+    } else {
+      const int first = Traits::rank() * Traits::kRowsOfLoad;
+      CUTE_UNROLL
+      for (int col = 0; col < Traits::kHeadDim; col += Traits::kSmemCols) {
+        Element *const chunk = tile + col * Traits::kBlockN + first * Traits::kSmemCols;
+        Arch::template tma_load_to_all<Traits::kCluster>(&map, full, chunk, col, row + first, head, batch);
+      }
+    }
+  }
+
   template <int kRows>
   SDPA_DEVICE static void load(const TensorMap &map, uint64_t *full, Element *tile, const MapRows<Traits> &rows,
                                int row, int head, int batch) {

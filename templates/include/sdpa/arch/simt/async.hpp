@@ -3,8 +3,11 @@
 // when the schedule draws it), a store reads when it is waited for, a wgmma multiplies when its group is waited for.
 // Until then what they are going to write holds poison.
 //
+// In a cluster of two CTAs a load to both is a load of its own in each, and a thread may arrive at an mbarrier of the other
+// CTA. `there` is the CTA whose shared memory and mbarriers are meant, `block` the one that runs.
+//
 // The rules that they can break are checked in async_rules.hpp. Not found: races of plain loads and stores that only an
-// mbarrier would order, timing, and everything that spans CTAs.
+// mbarrier would order, and timing.
 #pragma once
 
 #include <array>
@@ -66,12 +69,20 @@ class Async {
 
   // ---- mbarriers, for the running thread ----
   void init(Block &block, const void *barrier, int arrivals);
-  void arrive(Block &block, const void *barrier, int bytes);  // bytes that copies are going to complete
+  void fence_inits(int thread);  // of this thread
+  void share_inits();            // all CTAs of the cluster have met
+  // Bytes that copies are going to complete. The barrier's address is that of the running CTA's own one.
+  void arrive(Block &block, Block &there, const void *barrier, int bytes);
+  void arrive(Block &block, const void *barrier, int bytes) { arrive(block, block, barrier, bytes); }
   void wait(Block &block, const void *barrier, int parity);
 
   // ---- TMA ----
   bool has_loads() const { return !loads_.empty(); }
-  void load(Block &block, const TensorMap &map, const void *barrier, void *smem, const int (&coordinates)[kMaxRank]);
+  void load(Block &block, Block &there, const TensorMap &map, const void *barrier, void *smem,
+            const int (&coordinates)[kMaxRank]);
+  void load(Block &block, const TensorMap &map, const void *barrier, void *smem, const int (&coordinates)[kMaxRank]) {
+    load(block, block, map, barrier, smem, coordinates);
+  }
   void land_one(Block &block);
   void store(Block &block, const TensorMap &map, const void *smem, const int (&coordinates)[kMaxRank]);
   void commit_stores(Block &block);
@@ -105,6 +116,7 @@ class Async {
     TensorMap map;
     int coordinates[kMaxRank];
     size_t barrier, destination;
+    bool is_from_other;  // CTA, which may run ahead of what this one expects
   };
   struct Store {
     TensorMap map;
@@ -119,8 +131,9 @@ class Async {
   };
   static constexpr size_t kGrainBytes = 16;
 
-  Mbarrier &known(Block &block, const void *barrier, const char *what);
+  Mbarrier &known(Block &block, Block &there, const void *barrier, const char *what);
   void complete(Block &block, Mbarrier &barrier);
+  void check_bytes(Block &block, const Mbarrier &barrier);
   void check_seen(Block &block, size_t offset, size_t bytes, const char *what);
   void execute(Block &block, WgmmaQueue &queue, int warp, const Wgmma &op);
 

@@ -30,30 +30,61 @@ inline void Async::reset(int threads) {
 
 // ---- mbarriers ----
 
-inline Mbarrier &Async::known(Block &block, const void *barrier, const char *what) {
+inline const char *whose(const Block &block, const Block &there) {
+  return &block == &there ? "" : " of the cluster's other CTA";
+}
+
+inline Mbarrier &Async::known(Block &block, Block &there, const void *barrier, const char *what) {
   if (!block.shared_memory().contains(barrier, sizeof(uint64_t)))
     block.fail("%s: mbarrier %p is not in shared memory", what, barrier);
-  Mbarrier *const found = barriers_.find(block.shared_memory().offset(barrier));
+  const size_t offset = block.shared_memory().offset(barrier);
+  if (there.has_exited())
+    block.fail("%s: the mbarrier at byte %zu of shared memory%s is gone, because that CTA has exited", what, offset,
+               whose(block, there));
+  Mbarrier *const found = barriers_.find(offset);
   if (found == nullptr)
-    block.fail("%s: the mbarrier at byte %zu of shared memory was not initialised", what,
-               block.shared_memory().offset(barrier));
+    block.fail("%s: the mbarrier at byte %zu of shared memory%s was not initialised", what, offset,
+               whose(block, there));
+  if (&block != &there && !found->is_shared)
+    block.fail("%s: the mbarrier at byte %zu of shared memory%s was initialised, and no %s lies in between", what,
+               offset, whose(block, there), found->is_fenced ? "barrier of the cluster" : "fence_mbarrier_init");
   return *found;
 }
 
 inline void Async::init(Block &block, const void *barrier, int arrivals) {
   if (!block.shared_memory().contains(barrier, sizeof(uint64_t)))
     block.fail("mbarrier_init: %p is not in shared memory", barrier);
-  barriers_.init(block.shared_memory().offset(barrier), arrivals);
+  barriers_.init(block.shared_memory().offset(barrier), arrivals, block.thread_idx());
 }
 
-inline void Async::arrive(Block &block, const void *barrier, int bytes) {
-  Mbarrier &state = known(block, barrier, "mbarrier_arrive");
+inline void Async::fence_inits(int thread) {
+  for (Mbarrier &barrier : barriers_) barrier.is_fenced |= barrier.thread == thread;
+}
+
+inline void Async::share_inits() {
+  for (Mbarrier &barrier : barriers_) {
+    barrier.is_shared = barrier.is_fenced;
+    barrier.is_touched = barrier.was_touched = false;
+  }
+}
+
+inline void Async::arrive(Block &block, Block &there, const void *barrier, int bytes) {
+  Mbarrier &state = known(block, there, barrier, "mbarrier_arrive");
   if (state.missing_arrivals == 0)
-    block.fail("mbarrier_arrive: the mbarrier at byte %zu of shared memory has had all %d arrivals of its phase",
-               state.offset, state.count);
+    block.fail("mbarrier_arrive: the mbarrier at byte %zu of shared memory%s has had all %d arrivals of its phase",
+               state.offset, whose(block, there), state.count);
+  state.is_touched |= &block != &there;
   state.missing_bytes += bytes;
   --state.missing_arrivals;
-  complete(block, state);
+  if (state.missing_arrivals == 0) check_bytes(block, state);
+  complete(there, state);
+}
+
+// No arrival is left that could expect more.
+inline void Async::check_bytes(Block &block, const Mbarrier &barrier) {
+  if (barrier.missing_bytes < 0)
+    block.fail("tma_load: the mbarrier at byte %zu of shared memory gets %lld bytes more than it expects",
+               barrier.offset, static_cast<long long>(-barrier.missing_bytes));
 }
 
 inline void Async::complete(Block &block, Mbarrier &barrier) {
@@ -68,11 +99,12 @@ inline void Async::complete(Block &block, Mbarrier &barrier) {
 }
 
 inline void Async::wait(Block &block, const void *barrier, int parity) {
-  const size_t offset = known(block, barrier, "mbarrier_wait").offset;
+  const size_t offset = known(block, block, barrier, "mbarrier_wait").offset;
   while (barriers_.find(offset)->phase == parity) {
     waiters_.push_back({block.thread_idx(), offset, parity});
     block.park();
   }
+  barriers_.find(offset)->observe();
 }
 
 inline void Async::describe_waits(char *text, size_t size, const char *lead) const {
@@ -97,7 +129,7 @@ inline void Async::describe_waits(char *text, size_t size, const char *lead) con
 
 // ---- TMA ----
 
-inline void Async::load(Block &block, const TensorMap &map, const void *barrier, void *smem,
+inline void Async::load(Block &block, Block &there, const TensorMap &map, const void *barrier, void *smem,
                         const int (&coordinates)[kMaxRank]) {
   SharedMemory &memory = block.shared_memory();
   const size_t bytes = box_bytes(map);
@@ -106,11 +138,15 @@ inline void Async::load(Block &block, const TensorMap &map, const void *barrier,
                block.smem_bytes());
   const size_t offset = memory.offset(smem);
   if (offset % 128 != 0) block.fail("tma_load: byte %zu of shared memory is not a multiple of 128", offset);
+  Mbarrier &full = known(block, there, barrier, "tma_load");
+  if (&block != &there && !full.is_observed)
+    block.fail("tma_load: writes byte %zu of shared memory%s, where nobody has waited for what was loaded before",
+               offset, whose(block, there));
   const auto overlaps = [&](size_t begin, size_t end) { return begin < offset + bytes && offset < end; };
   for (const Store &store : stores_) {
     if (overlaps(store.source, store.source + box_bytes(store.map)))
-      block.fail("tma_load: writes byte %zu of shared memory, which a store of thread %d has not read yet", offset,
-                 store.thread);
+      block.fail("tma_load: writes byte %zu of shared memory%s, which a store of thread %d has not read yet", offset,
+                 whose(block, there), store.thread);
   }
   for (int warp = 0; warp < block.num_threads() / kWarpSize; ++warp) {
     for (const Wgmma &op : queue(warp).ops) {
@@ -119,20 +155,22 @@ inline void Async::load(Block &block, const TensorMap &map, const void *barrier,
         return start >= offset && start < offset + bytes;
       };
       if (touches(op.b) || (!op.has_a_in_registers && touches(op.a)))
-        block.fail("tma_load: writes byte %zu of shared memory, which a wgmma of warp %d in flight reads", offset,
-                   warp);
+        block.fail("tma_load: writes byte %zu of shared memory%s, which a wgmma of warp %d in flight reads", offset,
+                   whose(block, there), warp);
     }
   }
   for (const Load &other : loads_) {
     if (overlaps(other.destination, other.destination + box_bytes(other.map)))
-      block.fail("tma_load: writes byte %zu of shared memory, to which another load is on its way", offset);
+      block.fail("tma_load: writes byte %zu of shared memory%s, to which another load is on its way", offset,
+                 whose(block, there));
   }
-  std::memset(smem, SharedMemory::kPoison, bytes);
+  std::memset(there.shared_memory().data() + offset, SharedMemory::kPoison, bytes);
   for (size_t grain = offset / kGrainBytes; grain * kGrainBytes < offset + bytes && grain < written_.size(); ++grain)
     written_[grain] = {};
-  Load load = {map, {}, known(block, barrier, "tma_load").offset, offset};
+  Load load = {map, {}, full.offset, offset, &block != &there};
   std::copy(coordinates, coordinates + kMaxRank, load.coordinates);
   loads_.push_back(load);
+  full.is_touched |= load.is_from_other;
 }
 
 inline void Async::land_one(Block &block) {
@@ -143,9 +181,7 @@ inline void Async::land_one(Block &block) {
                  uint32_t(load.destination) + kSharedBase);
   Mbarrier &barrier = *barriers_.find(load.barrier);
   barrier.missing_bytes -= int64_t(box_bytes(load.map));
-  if (barrier.missing_bytes < 0)
-    block.fail("tma_load: the mbarrier at byte %zu of shared memory gets %lld bytes more than it expects",
-               barrier.offset, static_cast<long long>(-barrier.missing_bytes));
+  if (barrier.missing_arrivals == 0 || !load.is_from_other) check_bytes(block, barrier);
   complete(block, barrier);
 }
 
@@ -333,6 +369,14 @@ inline void Async::check_exit(Block &block, int thread) {
 
 inline void Async::check_end(Block &block) {
   if (!loads_.empty()) block.fail("the block ends with %zu TMA loads in flight", loads_.size());
+  for (const Mbarrier &barrier : barriers_) {
+    check_bytes(block, barrier);
+    if (barrier.is_touched || barrier.was_touched)
+      block.fail(
+          "the block exits, and nobody has waited for what its cluster's other CTA did at the mbarrier at byte %zu of "
+          "shared memory",
+          barrier.offset);
+  }
   constexpr int kRegisters = 65536;
   const int warps = (block.num_threads() + kWarpSize - 1) / kWarpSize;
   const int launched = std::min(255, kRegisters / (warps * kWarpSize) / 8 * 8);

@@ -1,4 +1,5 @@
-// A block of CUDA threads on one OS thread: every thread is a fiber, and at any time one of them runs.
+// A block of CUDA threads on one OS thread: every thread is a fiber, and at any time one of them runs. The two blocks of a
+// cluster share the OS thread: when none of one's threads can run, or the schedule says so, the other one goes on.
 //
 // This file starts and ends threads and picks the one that runs next; where they meet is in block_meetings.hpp. Every
 // rule that a kernel can break ends the block with a message naming kernel, block, warp and thread (block_errors.hpp);
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "sdpa/arch/simt/arrivals.hpp"
@@ -42,13 +44,14 @@ struct KernelCall {
   int smem_bytes;
   uint64_t seed;
   int smem_alignment = SharedMemory::kAlignment;
+  int cluster = 1;  // blocks that run together, 1 or 2
 };
 
 class Block {
  public:
-  // Runs every thread of block `index` to its end. False when a rule was broken: error() says which.
-  // Throws std::bad_alloc, before any thread has run.
-  bool run(const KernelCall &call, int64_t index);
+  // Runs every thread of block `index` to its end; of a cluster of two, block `index` + 1 in `peer` beside it. False when
+  // a rule was broken: error() says which. Throws std::bad_alloc, before any thread has run.
+  bool run(const KernelCall &call, int64_t index, Block *peer = nullptr);
   const char *error() const { return error_; }
 
   // ---- For the running thread.
@@ -140,7 +143,17 @@ class Block {
   // One of `count`, as the schedule draws it; the first in program order.
   int draw(int count) { return schedule_.first_warp(0, count); }
 
-  // Ends the block.
+  // ---- The cluster, which the running thread's block may have for itself.
+  // The block of this rank.
+  Block &cta(int rank, const char *what) {
+    if (rank < 0 || rank >= call_->cluster) fail("%s: a cluster of %d has no CTA %d", what, call_->cluster, rank);
+    return rank == index_ % call_->cluster ? *this : *peer_;
+  }
+  bool has_exited() const { return num_live_warps_ == 0; }
+  // A barrier of all threads of all its blocks.
+  void sync_cluster() { meet(kClusterBarrier); }
+
+  // Ends the block, and its cluster.
   [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 2, 3)));
 
  private:
@@ -162,16 +175,21 @@ class Block {
   static void fiber_main();
   static void arrive_at_barrier(Block &block, Warp &warp) { block.count_at_barrier(warp, /*waits=*/true); }
   static void pass_barrier(Block &block, Warp &warp) { block.count_at_barrier(warp, /*waits=*/false); }
+  static void arrive_at_cluster(Block &block, Warp &warp);
 
-  void reset(const KernelCall &call, int64_t index);
+  void reset(const KernelCall &call, int64_t index, Block *peer);
+  bool end(bool is_abandoned);
   void meet(const Collective &collective, int barrier, int barrier_threads);
   void execute(Warp &warp);
   void count_at_barrier(Warp &warp, bool waits);
   void release_if_complete(int barrier);
+  void release_cluster_if_complete();
+  void release_from_cluster();
+  size_t describe_waits(char *text, size_t size) const;
   int pick_thread();
   int next_thread();
-  void run_other_thread();
-  void resume(int thread, bool current_is_done = false);
+  int next_of_cluster(Block *&block);
+  void run_other_thread(bool current_is_done = false);
   [[noreturn]] void exit_thread();
   [[noreturn]] void fail_divergence(const Collective &collective, int barrier, int barrier_threads);
   [[noreturn]] void fail_deadlock();
@@ -183,6 +201,8 @@ class Block {
 
   static constexpr Collective kBarrier{"a barrier", false, &Block::arrive_at_barrier};
   static constexpr Collective kArrival{"an arrival at a barrier", false, &Block::pass_barrier};
+  static constexpr Collective kClusterBarrier{"cluster_sync", false, &Block::arrive_at_cluster};
+  static constexpr int kAtCluster = kNumBarriers;  // where a warp waits
 
   const KernelCall *call_ = nullptr;
   int64_t index_ = 0;
@@ -191,6 +211,9 @@ class Block {
   int num_live_warps_ = 0;
   bool started_ = false;  // the first fiber was entered
   bool failed_ = false;
+  Block *peer_ = nullptr;   // the other block of the cluster
+  Block *leader_ = this;    // the one that was run first, on whose main_ the cluster ends
+  int num_at_cluster_ = 0;  // warps that wait at the cluster's barrier
   Fiber main_;
   Schedule schedule_;
   SharedMemory shared_memory_;
@@ -212,27 +235,44 @@ SDPA_SIMT_THREAD_LOCAL Block *current_block = nullptr;
 // Whether this OS thread is busy with what an observed access means; see observed.hpp.
 SDPA_SIMT_THREAD_LOCAL bool is_observing = false;
 
-inline bool Block::run(const KernelCall &call, int64_t index) {
-  reset(call, index);
+inline bool Block::run(const KernelCall &call, int64_t index, Block *peer) {
+  reset(call, index, peer);
+  leader_ = this;
+  if (peer != nullptr) {
+    peer->reset(call, index + 1, this);
+    peer->leader_ = this;
+  }
   is_observing = false;
   current_block = this;
   switch_fiber(main_, threads_[size_t(current_)].fiber);
   current_block = nullptr;
-  if (failed_) {
-    for (int i = 0; i < call.threads; ++i) {
-      if (warps_[size_t(i / kWarpSize)].live & bit(i)) threads_[size_t(i)].fiber.abandon(main_);
-    }
-  } else if (!shared_memory_.guards_intact()) {
-    std::snprintf(error_, sizeof(error_), "kernel %s, block %lld: wrote outside its %d bytes of dynamic shared memory",
-                  call.name, static_cast<long long>(index), call.smem_bytes);
+  const bool is_abandoned = failed_ || (peer != nullptr && peer->failed_);
+  end(is_abandoned);
+  if (peer != nullptr && !peer->end(is_abandoned) && !failed_) {
+    std::memcpy(error_, peer->error_, sizeof(error_));
     failed_ = true;
   }
   return !failed_;
 }
 
-inline void Block::reset(const KernelCall &call, int64_t index) {
+inline bool Block::end(bool is_abandoned) {
+  if (is_abandoned) {
+    for (int i = 0; i < call_->threads; ++i) {
+      if (warps_[size_t(i / kWarpSize)].live & bit(i)) threads_[size_t(i)].fiber.abandon(leader_->main_);
+    }
+  } else if (!shared_memory_.guards_intact()) {
+    std::snprintf(error_, sizeof(error_), "kernel %s, block %lld: wrote outside its %d bytes of dynamic shared memory",
+                  call_->name, static_cast<long long>(index_), call_->smem_bytes);
+    failed_ = true;
+  }
+  return !failed_;
+}
+
+inline void Block::reset(const KernelCall &call, int64_t index, Block *peer) {
   call_ = &call;
   index_ = index;
+  peer_ = peer;
+  num_at_cluster_ = 0;
   num_warps_ = num_live_warps_ = (call.threads + kWarpSize - 1) / kWarpSize;
   started_ = failed_ = false;
   error_[0] = '\0';
@@ -264,8 +304,9 @@ inline void Block::reset(const KernelCall &call, int64_t index) {
 
 inline void Block::fiber_main() {
   Block &block = *current_block;
-  Fiber::entered(block.started_ ? nullptr : &block.main_);
-  block.started_ = true;
+  Block &leader = *block.leader_;
+  Fiber::entered(leader.started_ ? nullptr : &leader.main_);
+  leader.started_ = true;
   char thrown[200] = {};
   try {
     block.call_->run(block.call_->closure);
@@ -292,16 +333,15 @@ inline void Block::exit_thread() {
     bank_conflicts_.count(int(&warp - warps_.data()));
     --num_live_warps_;
     release_if_complete(0);
+    release_cluster_if_complete();
   } else if (warp.arrived == warp.live) {
     execute(warp);
   }
-  if (num_live_warps_ == 0) {
-    async_.check_end(*this);
-    switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
+  if (has_exited()) async_.check_end(*this);
+  if (has_exited() && (peer_ == nullptr || peer_->has_exited())) {
+    switch_fiber(threads_[size_t(current_)].fiber, leader_->main_, /*from_is_done=*/true);
   } else {
-    const int next = next_thread();
-    if (next < 0) fail_deadlock();
-    resume(next, /*current_is_done=*/true);
+    run_other_thread(/*current_is_done=*/true);
   }
   __builtin_unreachable();
 }
@@ -334,16 +374,33 @@ inline int Block::next_thread() {
   return next;
 }
 
-inline void Block::run_other_thread() {
-  const int next = next_thread();
-  if (next < 0) fail_deadlock();
-  if (next != current_) resume(next);  // a copy that landed may have woken this one
+// The same for a cluster: a block goes on as long as it can, unless the schedule draws the other one.
+inline int Block::next_of_cluster(Block *&block) {
+  if (async_.has_loads() && schedule_.leaves_warp()) async_.land_one(*this);
+  Block *both[2] = {this, peer_};
+  if (schedule_.leaves_warp()) std::swap(both[0], both[1]);
+  for (Block *candidate : both) {
+    block = candidate;
+    const int next = candidate->pick_thread();
+    if (next >= 0) return next;
+  }
+  for (Block *candidate : both) {
+    block = candidate;
+    const int next = candidate->next_thread();
+    if (next >= 0) return next;
+  }
+  return -1;
 }
 
-inline void Block::resume(int thread, bool current_is_done) {
+inline void Block::run_other_thread(bool current_is_done) {
+  Block *block = this;
+  const int next = peer_ == nullptr ? next_thread() : next_of_cluster(block);
+  if (next < 0) fail_deadlock();
   Fiber &from = threads_[size_t(current_)].fiber;
-  current_ = thread;
-  switch_fiber(from, threads_[size_t(thread)].fiber, current_is_done);
+  if (block == this && next == current_ && !current_is_done) return;  // a copy that landed may have woken this one
+  block->current_ = next;
+  if (block != this) current_block = block;
+  switch_fiber(from, block->threads_[size_t(next)].fiber, current_is_done);
 }
 
 }  // namespace sdpa::simt

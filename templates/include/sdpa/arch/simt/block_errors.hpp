@@ -19,7 +19,7 @@ inline void Block::fail(const char *format, ...) {
     va_end(arguments);
   }
   failed_ = true;
-  switch_fiber(threads_[size_t(current_)].fiber, main_, /*from_is_done=*/true);
+  switch_fiber(current_block->threads_[size_t(current_block->current_)].fiber, leader_->main_, /*from_is_done=*/true);
   __builtin_unreachable();
 }
 
@@ -65,19 +65,33 @@ inline void Block::fail_arrival(int thread) {
        behind, is_ordered ? "fence" : "barrier");
 }
 
+// Returns how much was written.
+inline size_t Block::describe_waits(char *text, size_t size) const {
+  size_t length = 0;
+  const auto add = [&](int warps, int needed, const char *where, int id) {
+    if (warps == 0 || length >= size) return;
+    const int written = std::snprintf(text + length, size - length, "%s%d of %d warps wait at %s %d",
+                                      length == 0 ? "" : ", ", warps, needed, where, id);
+    length += size_t(std::max(written, 0));
+  };
+  for (int id = 0; id < kNumBarriers; ++id) {
+    const Barrier &barrier = barriers_[size_t(id)];
+    const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
+    add(barrier.num_warps, needed, id == 0 ? "syncthreads, barrier" : "barrier", id);
+  }
+  add(num_at_cluster_, num_live_warps_, "the cluster's barrier in block", int(index_));
+  if (length < size) async_.describe_waits(text + length, size - length, length == 0 ? "" : ", ");
+  return std::strlen(text);
+}
+
 inline void Block::fail_deadlock() {
   char waits[400] = {};
-  size_t length = 0;
-  for (int id = 0; id < kNumBarriers && length < sizeof(waits); ++id) {
-    const Barrier &barrier = barriers_[size_t(id)];
-    if (barrier.num_warps == 0) continue;
-    const int needed = id == 0 ? num_live_warps_ : barrier.num_threads / kWarpSize;
-    const int written =
-        std::snprintf(waits + length, sizeof(waits) - length, "%s%d of %d warps wait at %s %d", length == 0 ? "" : ", ",
-                      barrier.num_warps, needed, id == 0 ? "syncthreads, barrier" : "barrier", id);
-    length += size_t(std::max(written, 0));
+  size_t length = describe_waits(waits, sizeof(waits));
+  if (peer_ != nullptr && length < sizeof(waits)) {
+    length += size_t(std::snprintf(waits + length, sizeof(waits) - length,
+                                   "; in block %lld: ", static_cast<long long>(peer_->index_)));
+    if (length < sizeof(waits)) peer_->describe_waits(waits + length, sizeof(waits) - length);
   }
-  if (length < sizeof(waits)) async_.describe_waits(waits + length, sizeof(waits) - length, length == 0 ? "" : ", ");
   fail("deadlock: no thread can go on: %s", waits);
 }
 

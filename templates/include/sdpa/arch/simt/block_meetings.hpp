@@ -29,8 +29,7 @@ inline void Block::meet(const Collective &collective, int barrier, int barrier_t
   if ((warp.ready & lane_bit) == 0) {
     run_other_thread();
   } else if (!schedule_.in_order()) {
-    const int next = next_thread();
-    if (next != current_) resume(next);
+    run_other_thread();
   }
 }
 
@@ -93,6 +92,35 @@ inline void Block::release_if_complete(int barrier) {
     released |= 1u << w;
   }
   shadow_.sync_warps(released);
+}
+
+inline void Block::arrive_at_cluster(Block &block, Warp &warp) {
+  warp.waits_at = kAtCluster;
+  warp.ready = 0;
+  ++block.num_at_cluster_;
+  block.release_cluster_if_complete();
+}
+
+inline void Block::release_cluster_if_complete() {
+  const int waiting = num_at_cluster_ + (peer_ == nullptr ? 0 : peer_->num_at_cluster_);
+  const int needed = num_live_warps_ + (peer_ == nullptr ? 0 : peer_->num_live_warps_);
+  if (waiting == 0 || waiting != needed) return;
+  release_from_cluster();
+  if (peer_ != nullptr) peer_->release_from_cluster();
+}
+
+inline void Block::release_from_cluster() {
+  num_at_cluster_ = 0;
+  uint32_t released = 0;
+  for (int w = 0; w < num_warps_; ++w) {
+    Warp &warp = warps_[size_t(w)];
+    if (warp.waits_at != kAtCluster) continue;
+    warp.waits_at = -1;
+    warp.ready = warp.live;
+    released |= 1u << w;
+  }
+  shadow_.sync_warps(released);
+  async_.share_inits();
 }
 
 }  // namespace sdpa::simt

@@ -1,6 +1,6 @@
 // Launches on the host target: spreads the blocks of a grid over OS threads.
 //
-// Blocks are handed out in ascending order to the calling thread and, for grids of more than one block, to helpers
+// Blocks, or clusters of two, are handed out in ascending order to the calling thread and, for grids of more than one block, to helpers
 // that live as long as the launch. What a block computes does not depend on the number of helpers, nor does the
 // error: when blocks fail, the launch reports the failed block with the lowest index. Fiber stacks are kept for
 // later launches. When the environment variable SDPA_CUTLASS_HOST_STATISTICS names a file, every launch appends a line
@@ -78,13 +78,16 @@ class Grid {
     BankCounts counts;
     try {
       std::unique_ptr<Block> block = BlockPool::instance().take();
+      std::unique_ptr<Block> peer = call_.cluster == 1 ? nullptr : BlockPool::instance().take();
       while (failed_block_.load() == num_blocks_) {
-        const int64_t index = next_block_.fetch_add(1);
+        const int64_t index = next_block_.fetch_add(call_.cluster);
         if (index >= num_blocks_) break;
-        if (!block->run(call_, index)) report(index, block->error());
+        if (!block->run(call_, index, peer.get())) report(index, block->error());
         counts += block->bank_conflicts().counts();
+        if (peer != nullptr) counts += peer->bank_conflicts().counts();
       }
       BlockPool::instance().give_back(std::move(block));
+      if (peer != nullptr) BlockPool::instance().give_back(std::move(peer));
     } catch (const std::bad_alloc &) {
       report(-1, "out of memory for fiber stacks or shared memory");
     }
@@ -143,10 +146,15 @@ inline Status run_grid(const KernelCall &call, int64_t num_blocks) {
     return make_status(SDPA_INVALID_ARGUMENT, "kernel %s: a block of %d threads and %d bytes of shared memory",
                        call.name, call.threads, call.smem_bytes);
   }
+  if (call.cluster < 1 || call.cluster > 2 || num_blocks % call.cluster != 0) {
+    return make_status(SDPA_INVALID_ARGUMENT, "kernel %s: %lld blocks in clusters of %d", call.name,
+                       static_cast<long long>(num_blocks), call.cluster);
+  }
   Grid grid(call, num_blocks);
   std::vector<std::thread> helpers;
   try {
-    for (int i = num_workers(num_blocks, call.threads); i > 1; --i) helpers.emplace_back([&grid] { grid.work(); });
+    for (int i = num_workers(num_blocks / call.cluster, call.threads * call.cluster); i > 1; --i)
+      helpers.emplace_back([&grid] { grid.work(); });
   } catch (const std::exception &) {
     // Fewer helpers then; the calling thread always works.
   }
@@ -163,7 +171,7 @@ inline Status run_grid(const KernelCall &call, int64_t num_blocks) {
 // impossible grid or block; SDPA_HOST_CHECK when the kernel broke a rule of the machine model.
 template <class Params>
 Status launch(void (*kernel)(Params), const char *name, int64_t grid, int threads, int smem_bytes, const Params &params,
-              int smem_alignment = SharedMemory::kAlignment) {
+              int smem_alignment = SharedMemory::kAlignment, int cluster = 1) {
   struct Closure {
     void (*kernel)(Params);
     const Params *params;
@@ -180,6 +188,7 @@ Status launch(void (*kernel)(Params), const char *name, int64_t grid, int thread
   call.smem_bytes = smem_bytes;
   call.seed = settings.seed.load();
   call.smem_alignment = smem_alignment;
+  call.cluster = cluster;
   return detail::run_grid(call, grid);
 }
 
