@@ -53,7 +53,11 @@ def test_a_smaller_space_deletes_the_rest(tmp_path: Path, capsys: pytest.Capture
     everything = {path.name for path in (tmp_path / "units").iterdir()}
     assert _run("--space", "release", "--filter", "*_d64_m64n64_*", "--out", str(tmp_path)) == 0
     rest = {path.name for path in (tmp_path / "units").iterdir()}
-    kept = {"fmha_fwd_sm89_d64_m64n64_s1_w4.cu", "unfused_sm89_m64n64_s4_w4.cu"}
+    kept = {
+        "fmha_fwd_sm89_d64_m64n64_s1_w2.cu",
+        "fmha_fwd_sm89_d64_m64n64_s1_w4.cu",
+        "unfused_sm89_m64n64_s4_w4.cu",
+    }
     kept |= {"fmha_fwd_q8_sm89_d64_m64n64_s2_w4_int8.cu", "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64.cu"}
     kept |= {"fmha_bwd_fused_sm89_d64_m64n64_s2_w4.cu"}
     assert rest == kept < everything

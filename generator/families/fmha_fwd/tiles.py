@@ -81,7 +81,7 @@ SPLIT_TILES: dict[int, tuple[FmhaTile, ...]] = {
 
 # The sweep, for every head_dim of PLAIN_TILES. Warps and KV groups go with every block.
 SWEEP_BLOCK_M = (16, 32, 64, 96, 128)
-SWEEP_BLOCK_N = (32, 48, 64, 80, 96, 112, 128)
+SWEEP_BLOCK_N = (16, 32, 48, 64, 80, 96, 112, 128)
 SWEEP_STAGES = (1, 2, 3)
 SWEEP_WARPS = (2, 4, 6, 8)
 SWEEP_KV_GROUPS = (1, 2, 4)

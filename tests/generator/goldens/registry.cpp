@@ -28,7 +28,7 @@ extern const RowSpan kRowSpans[] = {
 };
 extern const int kNumRowSpans = 10;
 
-extern const char *const kGeneratorDigest = "e0495d1fbf40e1263b39d4ca748bd50f618b7e64b3f606db8b504abfa1a527cd";
+extern const char *const kGeneratorDigest = "943d2566afa84f7c7e5ee37e350c4d560cd3d0736ab13d7f79899e4b4fe86509";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

@@ -211,7 +211,7 @@ def test_a_function_for_each_kind_of_mask() -> None:
         "plain": [""],
         "general": ["", "_bool", "_bias16", "_bias32"],
         "unbiased": ["", "_bool"],
-        "split": [""],
+        "split": ["", "_merge"],
     }
 
 
