@@ -350,24 +350,37 @@ MUTANTS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_defect_is_found(mutant: PythonMutant, tmp_path: Path) -> None:
-    text = (ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8")
-    assert text.count(mutant.old) == 1
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package without a defect, in which all of the tests pass."""
+    place = tmp_path_factory.mktemp("sound")
+    _copy(ROOT, place)
+    tests = dict.fromkeys(mutant.tests for mutant in MUTANTS)
+    assert _run(place, *tests) == 0
+    return place
+
+
+def _copy(source: Path, place: Path) -> None:
     for folder in (PACKAGE, "tests/library"):
         ignored = shutil.ignore_patterns("__pycache__", "cli", "machine_code", "simt")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+        shutil.copytree(source / folder, place / folder, ignore=ignored)
     for file in ("pyproject.toml", "tests/conftest.py", "tests/kernel_rows.py"):
-        shutil.copy(ROOT / file, tmp_path / file)
-    assert _run(tmp_path, mutant.tests) == 0  # without the defect
+        shutil.copy(source / file, place / file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_defect_is_found(mutant: PythonMutant, sound: Path, tmp_path: Path) -> None:
+    text = (sound / PACKAGE / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1
+    _copy(sound, tmp_path)
     (tmp_path / PACKAGE / mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     assert _run(tmp_path, mutant.tests) == 1
 
 
-def _run(place: Path, tests: str) -> int:
+def _run(place: Path, *tests: str) -> int:
     """pytest's exit status of `tests` in the copy at `place`."""
     library = str(abi.library(Target.HOST).path)
     environment = {**os.environ, Target.HOST.environment_variable: library, "SDPA_CUTLASS_LAUNCHER": "off"}
-    command = [sys.executable, "-m", "pytest", "-q", "--device", "cpu", "-p", "no:cacheprovider", tests]
+    command = [sys.executable, "-m", "pytest", "-q", "--device", "cpu", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=place, env=environment, stdout=subprocess.DEVNULL).returncode

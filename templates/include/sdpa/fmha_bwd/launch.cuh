@@ -153,7 +153,7 @@ Params to_params(const sdpa_bwd_params &given) {
   params.lengths_q = {p.seqlens_q, p.cu_seqlens_q, p.total_q};
   params.lengths_k = {p.seqlens_k, p.cu_seqlens_k, p.total_k};
   if (p.mask != nullptr) params.mask = to_mask(p, 2);
-  params.dropout = fmha_fwd::to_dropout(p);
+  params.dropout = to_dropout(p);
   params.softmax_scale_log2 = finite(double{p.softmax_scale} * double{kLog2e});
   params.p_keep = 1.f - p.p_dropout;
   params.score_scale = finite(double{p.softmax_scale} / double{params.p_keep});

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cmath>
 
 #include "sdpa/attention/checks.hpp"
 #include "sdpa/attention/set_params.hpp"
@@ -53,25 +52,6 @@ Status can_implement(const sdpa_params &p) {
                        "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d", p.batch,
                        p.num_heads_q, p.seqlen_q, static_cast<long long>(ctas), INT_MAX);
   return check_operands(p);
-}
-
-// The 16 bits of `low`, from the highest on, at bits 31-28, 23-20, 15-12 and 7-4: where a Philox block has its top
-// bits after dropout.cuh has shifted them together.
-inline uint32_t spread(uint32_t low) {
-  uint32_t bits = 0;
-  for (int nibble = 0; nibble < 4; ++nibble) bits |= (low >> (4 * nibble) & 0xfu) << (8 * nibble + 4);
-  return bits;
-}
-
-inline DropoutRef to_dropout(const sdpa_params &p) {
-  const double scaled = std::nearbyint(std::ldexp(static_cast<double>(p.p_dropout), 23));
-  const auto threshold = static_cast<uint32_t>(scaled < 8388607. ? scaled : 8388607.);
-  return {p.philox_seed,
-          p.philox_offset,
-          p.philox_state,
-          threshold >> 16,
-          spread(threshold & 0xffffu),
-          1.f / (1.f - p.p_dropout)};
 }
 
 template <class Traits>

@@ -201,7 +201,7 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
     params.mask.scores_scale = p.softmax_scale;
     params.negate_q = 0;
   }
-  if constexpr (Traits::kHasDropout) params.dropout = fmha_fwd::to_dropout(p);
+  if constexpr (Traits::kHasDropout) params.dropout = to_dropout(p);
   const Extents extents(p);
   Steps step_out;
   Status status = make_ragged_map<Traits>(params.map_q, params.step_q, params.ragged_q, "q", p.q, p.head_dim,
