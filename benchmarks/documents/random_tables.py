@@ -16,13 +16,16 @@ from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.fmha_fwd import MERGED_BY_LAST_CTA
 from sdpa_cutlass.cli import predictions, random_report
 from sdpa_cutlass.cli.cells import MISSING
-from sdpa_cutlass.cli.results import Results, Row
+from sdpa_cutlass.cli.results import Results
 from sdpa_cutlass.cli.summary import compare
-from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.problem import Problem
 
 FAR_BEHIND = 0.9
 _COPIES_SINCE = "2026-11-25"  # of dense masks whose rows are unaligned: before that, kernels read them
-_MERGES_SINCE = "2026-11-26T08"  # by a second launch: before that, the last CTA of a tile merged large parts too
+_MERGES_SINCE = (
+    "2026-11-26T08"  # by a second launch: before that, the last CTA of a tile merged large parts too
+)
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -39,8 +42,8 @@ def table(found: Mapping[str, Results]) -> list[str]:
 def losses(run: Results) -> dict[str, float]:
     """Time of today's choice over that of the fastest kernel, by problem.
 
-    Without those at which kernels read what a call copies today, and without kernels whose parts another
-    launch merges today.
+    Without those at which kernels read what a call copies today, and without kernels that are no longer
+    built or whose parts another launch merges today.
     """
     is_old = run.env["date"] < _COPIES_SINCE
     has_old_merges = run.env["date"] < _MERGES_SINCE
@@ -52,12 +55,14 @@ def losses(run: Results) -> dict[str, float]:
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     found = {}
     for sample in run.env["random"]["samples"]:
-        name, times = sample["problem"], sample["times"]
+        name = sample["problem"]
+        times = {one: time for one, time in sample["times"].items() if one in kernels}
         row = rows.get(name)
         if row is None or (is_old and row.mask == "dense" and row.seqlen_k % 8):
             continue
         if has_old_merges:
-            times = {one: time for one, time in times.items() if not _merges_apart(kernels[one], row)}
+            problem = predictions.problem_with_masks(row)
+            times = {one: time for one, time in times.items() if not merges_apart(kernels[one], problem)}
         if len(times) < 2:
             continue
         chosen = predictions.predict(map(kernels.__getitem__, times), row, predictions.H200)
@@ -66,10 +71,10 @@ def losses(run: Results) -> dict[str, float]:
     return found
 
 
-def _merges_apart(kernel: KernelInfo, row: Row) -> bool:
-    if not kernel.is_split:
+def merges_apart(kernel: KernelInfo, problem: Problem) -> bool:
+    """Whether a second launch merges the parts of a tile today: times from before are another kernel's."""
+    if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
         return False
-    problem = predictions.problem_with_masks(row)
     rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
     num_splits = estimate(kernel, problem, predictions.H200.device).num_splits
     return num_splits > 1 and 4 * rows * kernel.head_dim * num_splits > MERGED_BY_LAST_CTA

@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sustained",
         type=arguments.positive,
         metavar="S",
-        help="on a GPU, of all suites but `random`: each provider alone for so many seconds, without a pause, "
-        "instead of turns on a cool card",
+        help="on a GPU, for all suites but `random`: each provider alone for so many seconds, without a "
+        "pause, instead of turns on a cool card",
     )
     parser.add_argument(
         "--seconds",

@@ -190,8 +190,8 @@ def time_on_gpu(
     failed: Callable[[str, Exception], None],
     sustained_s: float | None = None,
 ) -> dict[str, Timing]:
-    """Times the contestants side by side, each for about `budget_s` seconds of GPU time; or one after the other,
-    each for `sustained_s` seconds.
+    """Times the contestants side by side, each for about `budget_s` seconds of GPU time; or one after the
+    other, each for `sustained_s` seconds.
 
     One that raises is reported to `failed` and drops out; the others go on.
     """

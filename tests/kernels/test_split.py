@@ -216,8 +216,8 @@ def parts_bytes(kernel: TestedKernel, rows: int, num_splits: int) -> int:
 
 
 def test_a_second_launch_merges_large_parts(split_kernel: TestedKernel) -> None:
-    """It looks at no counters, writes rows that the last CTA of a tile would write with the same bits, and leaves
-    those of tiles that one CTA or none has keys for.
+    """It looks at no counters, writes the bits that the last CTA of a tile would, and leaves rows of tiles
+    that one CTA or none has keys for.
     """
     keys, num_splits = some_keys(split_kernel), 10
     kernel = split_kernel.with_splits(num_splits)

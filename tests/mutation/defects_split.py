@@ -190,7 +190,9 @@ SPLITS: tuple[Mutant, ...] = (
     _split(
         "parts_in_32_bits",
         _FIRST_PART,
-        _FIRST_PART.replace("int64_t{tile_index} * params.num_splits", "int8_t(tile_index * params.num_splits)"),
+        _FIRST_PART.replace(
+            "int64_t{tile_index} * params.num_splits", "int8_t(tile_index * params.num_splits)"
+        ),
         "the offset of a part overflows",
         Check.GUARD_PAGES,
     ),

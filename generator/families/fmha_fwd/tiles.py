@@ -74,7 +74,7 @@ SPLIT_TILES: dict[int, tuple[FmhaTile, ...]] = {
     32: tiles("m64n128_s1_w4"),
     64: tiles("m16n32_s1_w2_g2", "m16n64_s1_w4_g4", "m32n64_s1_w8_g4", "m64n64_s1_w2"),
     96: tiles("m64n64_s1_w8_g2"),
-    128: tiles("m16n16_s1_w2_g2", "m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n48_s1_w2", "m64n32_s1_w2", "m64n64_s1_w4"),
+    128: tiles("m16n16_s1_w2_g2", "m16n32_s1_w4_g4", "m32n32_s1_w8_g4", "m64n32_s1_w2", "m64n64_s1_w4"),
     192: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n32_s1_w4_g2", "m64n64_s1_w4"),
     256: tiles("m16n16_s1_w2_g2", "m16n16_s1_w4_g4", "m32n16_s1_w4_g2", "m64n64_s1_w4"),
 }

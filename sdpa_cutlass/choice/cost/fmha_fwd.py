@@ -59,7 +59,7 @@ _MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random proble
 _COLUMN_BYTES_PER_CLOCK = 1.39  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.72  # of that rate, where a row is no whole number of pieces
 _BESIDE_SHARE = 0.64  # of it, where CTAs that begin together load Q: each waits for those before it
-_LATER_CYCLES = 4250  # of a later CTA's ends, next to its rows of Q and O
+_LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 7.6
 _CROSSING_BYTES_PER_CLOCK = 7.8  # of Q and O, where CTAs follow each other on every SM
 _Q_FIRST_CYCLES = 900  # Q goes through shared memory before V may have its place
@@ -71,9 +71,9 @@ _CAUSAL_ALU_PER_SCORE = 6.6  # in blocks that the diagonal crosses
 # the other; split kernels meet more code, the more the wider they are (at head_dim 256, as its square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.54, 800
 _GENERAL_CYCLES = 500
-_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 530, 4500
-_PACKED_CYCLES = 0.32  # for an element of Q of a warp in a split kernel: rows of several heads
-_OVERLAP_LOSS = 0.4  # share of the less busy units' time that is not hidden
+_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 530, 3600
+_PACKED_CYCLES = 0.26  # for an element of Q of a warp in a split kernel: rows of several heads
+_OVERLAP_LOSS = 0.378  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -93,7 +93,7 @@ _MAX_SPLITS = 64
 _MOST_WAVES = 4  # of CTAs that share keys
 MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts; more are merged by a second launch (launch.cuh)
 _MERGE_LAUNCH_CYCLES = 3200
-_PART_BYTES_PER_CLOCK = 13.5  # of an SM, left by one launch and read by the next
+_PART_BYTES_PER_CLOCK = 11  # of an SM, left by one launch and read by the next
 MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
 

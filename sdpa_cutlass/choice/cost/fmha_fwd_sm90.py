@@ -71,7 +71,7 @@ _TILE_CYCLES_OF_TWO = 340
 # Of a pair of CTAs, which load K and V together, against one CTA with this tile: where it takes whole
 # heads, whose K and V then stay in L2 (grid.hpp), by head_dim, and elsewhere. Fitted to the causal problems
 # of benchmarks/results/tuning/2026-11-26-h100-clusters.json.
-_PAIR_GAIN = {128: 0.86, 256: 0.91}
+_PAIR_GAIN = {96: 0.95, 128: 0.86, 160: 0.88, 192: 0.89, 256: 0.91}
 _PAIR_LOSS = 1.06
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
