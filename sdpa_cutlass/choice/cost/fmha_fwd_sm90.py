@@ -73,6 +73,8 @@ _TILE_CYCLES_OF_TWO = 340
 # of benchmarks/results/tuning/2026-11-26-h100-clusters.json.
 _PAIR_GAIN = {96: 0.95, 128: 0.86, 160: 0.88, 192: 0.89, 256: 0.91}
 _PAIR_LOSS = 1.06
+_ROOM_FOR_TWO_Q = 226 << 10  # bytes, with O apart
+_WAITING_FOR_Q_CYCLES = 1300  # of a tile in full attention where Q has one buffer
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
 
@@ -109,6 +111,11 @@ class FmhaFwdSm90(Model):
         if problem.has_dropout:
             self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
+        q_bytes = 2 * kernel.block_m * kernel.head_dim
+        kv_bytes = 4 * kernel.stages * kernel.block_n * kernel.head_dim
+        is_full = not (problem.causal or kernel.is_general)
+        if is_full and kernel.head_dim <= 128 and 3 * q_bytes + kv_bytes > _ROOM_FOR_TWO_Q:
+            self._tile += _WAITING_FOR_Q_CYCLES
         if kernel.is_general:
             self._tile += _GENERAL_TILE_CYCLES
             if problem.window is not None:
