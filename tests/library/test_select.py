@@ -214,6 +214,7 @@ def test_names_say_what_rows_are() -> None:
             f"_s{row.stages}_w{row.warps}"
             + f"_g{row.kv_groups}" * (row.kv_groups > 1)
             + "_qreg" * row.q_in_regs
+            + "_c2" * (row.detail("cluster", 1) == 2)
             + f"_{row.dtype.value}"
         )
         if row.family is Family.FMHA_FWD_Q8:

@@ -175,10 +175,7 @@ class FmhaFwd(Model):
         self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
         # Those with KV groups are for few rows, and bound by memory: a further wave would gain nothing.
         self._waves = _MOST_WAVES if kernel.kv_groups == 1 else 1
-        self._full_shares = (
-            *range(self._sms, self._most_split, self._sms),
-            *range(self._most_split, self._waves * self._most_split + 1, self._most_split),
-        )
+        self._full_shares = range(self._sms, self._waves * self._most_split + 1, self._sms)
         self._most_split_tiles = min(self._waves * self._most_split // 2, MAX_SPLIT_TILES)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
@@ -310,11 +307,16 @@ class FmhaFwd(Model):
                 best, least, meeting = num_splits, cycles, between
         part_cycles = 4 * rows * self.kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)
         for ctas in self._full_shares:
-            rounds = -(-blocks // (min(max(ctas // tiles, 1), most) * groups))
-            num_splits = -(-blocks // (rounds * groups))  # the fewest with so many rounds
-            if num_splits <= max(met_by_last, 1):
+            most_of_share = min(ctas // tiles, most)
+            if most_of_share <= max(met_by_last, 1):
                 continue
-            between = _MERGE_LAUNCH_CYCLES + part_cycles * tiles * num_splits
+            rounds = -(-blocks // (most_of_share * groups))
+            fewest = -(-blocks // (rounds * groups))  # with so many rounds
+            num_splits = max(fewest, met_by_last + 1)
+            if num_splits < len(meetings):
+                between = meetings[num_splits]
+            else:
+                between = _MERGE_LAUNCH_CYCLES + part_cycles * tiles * num_splits
             cycles = self._rounds_of(tiles, num_splits, blocks) + between
             if cycles < least:
                 best, least, meeting = num_splits, cycles, between
