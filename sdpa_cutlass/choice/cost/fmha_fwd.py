@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 from ...problem import MaskType
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
 from .model import (
+    CLOCK_GHZ,
     CTA_CYCLES,
     KEYS_OF_A_PRICE,
     L2_BYTES_PER_CLOCK,
@@ -81,6 +82,7 @@ _ALU_PER_SCORE = 6
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
 _GENERAL_SLOWDOWN = 1.04
+_LOST_TIE = 1.005  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.11  # of a kernel for a larger head_dim: columns are predicated
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
@@ -90,6 +92,8 @@ _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 470
 _PART_CYCLES = 0.59  # for an element of O that is left in memory and read again
 _MAX_SPLITS = 64
+# Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
+_DRAM_SHARE_OF_ONE_GROUP = 0.8
 _MOST_WAVES = 4  # of CTAs that share keys
 MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts; more are merged by a second launch (launch.cuh)
 _MERGE_LAUNCH_CYCLES = 3200
@@ -169,12 +173,15 @@ class FmhaFwd(Model):
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
+        if kernel.is_split and kernel.kv_groups == 1:
+            self._slowdown *= _LOST_TIE
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._meetings: dict[int, list[float]] = {}
         # CTAs of splits that all SMs may have: with KV groups one keeps an SM busy.
         self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
         # Those with KV groups are for few rows, and bound by memory: a further wave would gain nothing.
         self._waves = _MOST_WAVES if kernel.kv_groups == 1 else 1
+        self._few_loads = kernel.is_split and kernel.kv_groups == 1
         self._full_shares = range(self._sms, self._waves * self._most_split + 1, self._sms)
         self._most_split_tiles = min(self._waves * self._most_split // 2, MAX_SPLIT_TILES)
 
@@ -219,7 +226,12 @@ class FmhaFwd(Model):
             crossing = (share - 1) * self._row_bytes * used / _CROSSING_BYTES_PER_CLOCK
         cycles = max(cycles, ends + longest + once[resident], ends + crossing)
         cycles *= self._slowdown * self._padding
-        return LAUNCH_CYCLES + (cycles + packing * share + meeting), num_splits
+        cycles += packing * share + meeting
+        if self._few_loads:
+            cycles = max(
+                cycles, self.device.dram_us(problem.bytes) * CLOCK_GHZ * 1e3 / _DRAM_SHARE_OF_ONE_GROUP
+            )
+        return LAUNCH_CYCLES + cycles, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
         return self._is_split and -(-rows // self._block_m) * heads <= self._most_split_tiles
