@@ -4,7 +4,7 @@
     python -m benchmarks.peers.example_88 --filter '*_d128*' --program build/peers/88_hopper_fmha
 
 The example is compiled from the nvidia-cutlass package with nvcc of a whole CUDA toolkit (it needs cuRAND's
-headers), which takes minutes; nothing of it is shipped. It runs at those problems of the suite `hopper` that it
+headers), which takes minutes; nothing of it is shipped. It runs at problems of the suite `hopper` that it
 has kernels for: head_dim 64, 128 and 256, as many key heads as query heads, float16. Both take turns, problem
 by problem. The example's time is its own: the mean of `--iterations` launches, of the fastest kernel that it
 tries. Ours is that of `bench`, the median of graph replays. Exit status 1 when the example finds a result of
