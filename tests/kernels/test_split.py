@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sdpa_cutlass.choice.cost.fmha_fwd import MERGED_BY_LAST_CTA
 from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, SplitRoom, launch, make_case_params, random_qkv, run_case
@@ -206,9 +207,6 @@ def test_it_does_not_matter_who_is_last(split_kernel: TestedKernel) -> None:
         assert torch.equal(out, expected)
         assert torch.equal(lse, expected_lse)
         assert (room.counters == before).all()  # reset by the CTA that merged, then counted again
-
-
-MERGED_BY_LAST_CTA = 32 << 10  # bytes: kMergedByLastCta of launch.cuh
 
 
 def parts_bytes(kernel: TestedKernel, rows: int, num_splits: int) -> int:

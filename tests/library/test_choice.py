@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +211,13 @@ def test_floor_sums_are_those_of_a_loop() -> None:
         divisor = draw.randrange(1, 90)
         expected = sum((start + i * step) // divisor for i in range(count))
         assert floor_sum(count, start, step, divisor) == expected
+
+
+def test_prices_and_kernels_agree_on_which_parts_a_second_launch_merges() -> None:
+    header = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "fmha_fwd" / "launch.cuh"
+    found = re.search(r"kMergedByLastCta = (\d+) << (\d+);", header.read_text(encoding="utf-8"))
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == fmha_fwd.MERGED_BY_LAST_CTA
 
 
 def merging_cycles(row: KernelInfo, tiles: int, rows: int, count: int, card: DeviceInfo) -> float:
