@@ -77,7 +77,7 @@ def test_dropout_kernels_have_no_bank_conflicts(dropout_kernel: TestedKernel, st
 def test_split_kernels_have_no_bank_conflicts(split_kernel: TestedKernel, statistics: Path) -> None:
     keys = 5 * split_kernel.info.block_n + 5
     for num_splits in (1, 3):
-        inputs = random_qkv(split_kernel, 3, keys, heads=8, heads_kv=2)
+        inputs = random_qkv(split_kernel, 2, keys, heads=8, heads_kv=2)  # small parts: one launch
         run_case(split_kernel.with_splits(num_splits), Case(**inputs))
     _check(split_kernel, statistics)
 

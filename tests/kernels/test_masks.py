@@ -19,8 +19,10 @@ DTYPE_IDS = {"ids": lambda dtype: str(dtype).removeprefix("torch.")}
 
 
 def small_sizes(kernel: TestedKernel) -> tuple[int, int]:
-    """Less than one block of rows, more than two blocks of keys for each group of warps."""
-    return kernel.info.block_m - 11, (kernel.info.kv_groups + 1) * kernel.info.block_n + 13
+    """Less than one block of rows, or some of a second small one; more than two blocks of keys for each group
+    of warps.
+    """
+    return max(kernel.info.block_m - 11, 21), (kernel.info.kv_groups + 1) * kernel.info.block_n + 13
 
 
 @pytest.mark.parametrize("pattern", MASK_SHAPES)
