@@ -217,7 +217,8 @@ def test_a_second_launch_merges_large_parts(split_kernel: TestedKernel) -> None:
     """It looks at no counters, writes the bits that the last CTA of a tile would, and leaves rows of tiles
     that one CTA or none has keys for.
     """
-    keys, num_splits = some_keys(split_kernel), 10
+    num_splits = max(MERGED_BY_LAST_CTA // parts_bytes(split_kernel, 64, 1) + 1, 10)
+    keys = (num_splits - 1) * split_kernel.info.block_n + 13
     kernel = split_kernel.with_splits(num_splits)
     rows = kernel.info.block_m // 4 + 2  # of four heads: a whole tile and a cut one
     inputs = random_qkv(kernel, rows, keys, batch=4, heads=8, heads_kv=2)
@@ -229,9 +230,9 @@ def test_a_second_launch_merges_large_parts(split_kernel: TestedKernel) -> None:
     params.workspace_bytes = kernel.library.workspace_bytes(kernel.info.index, params)
     room = SplitRoom(kernel.device, params.workspace_bytes)
     params.workspace, params.split_arrivals = room.workspace, room.arrivals
-    room.counters[:] = 3
+    room.counters[:] = 1000  # no CTA of the launch is the last one
     launch(kernel, params, held)
-    assert (room.counters == 3).all()
+    assert (room.counters == 1000).all()
     assert torch.equal(again, out)
     assert torch.equal(lse_again, lse)
 

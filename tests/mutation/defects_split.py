@@ -241,10 +241,10 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     # ---- the second launch ----
     _split(
-        "second_launch_leaves_rows_out",
-        "Parts::kVectors + Traits::kThreads - 1) / Traits::kThreads;",
-        "Parts::kVectors) / Traits::kThreads / 2;",
-        "the second launch has CTAs for half of a tile's rows",
+        "second_launch_leaves_a_row_out",
+        "const int row = index / Parts::kVectors;",
+        "const int row = index / Parts::kVectors + 1;",
+        "the second launch takes each row for the next one, and leaves the last one of a tile",
         Check.OUTSIDE,
     ),
     _split(
