@@ -314,14 +314,19 @@ class FmhaFwd(Model):
             between = meetings[num_splits]
             if shortest + between >= least:
                 break  # meetings grow with their number
-            cycles = self._rounds_of(tiles, num_splits, blocks) + between
+            rounds = -(-blocks // (num_splits * groups))
+            cycles = rounds * self._round[-(-tiles * num_splits // sms)] + between
             if cycles < least:
                 best, least, meeting = num_splits, cycles, between
         part_cycles = 4 * rows * self.kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)
+        tried = max(met_by_last, 1)
         for ctas in self._full_shares:
             most_of_share = min(ctas // tiles, most)
-            if most_of_share <= max(met_by_last, 1):
+            if most_of_share <= tried:
                 continue
+            tried = most_of_share
+            if shortest + min(_MERGE_LAUNCH_CYCLES, meetings[-1]) >= least:
+                break
             rounds = -(-blocks // (most_of_share * groups))
             fewest = -(-blocks // (rounds * groups))  # with so many rounds
             num_splits = max(fewest, met_by_last + 1)
