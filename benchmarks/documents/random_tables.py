@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.documents import kernel_rows
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.fmha_fwd import MERGED_BY_LAST_CTA
+from sdpa_cutlass.choice.cost.splits import merges_in_second_launch
 from sdpa_cutlass.cli import predictions, random_report
 from sdpa_cutlass.cli.cells import MISSING
 from sdpa_cutlass.cli.results import Results
@@ -77,7 +77,7 @@ def merges_apart(kernel: KernelInfo, problem: Problem) -> bool:
         return False
     rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
     num_splits = estimate(kernel, problem, predictions.H200.device).num_splits
-    return num_splits > 1 and 4 * rows * kernel.head_dim * num_splits > MERGED_BY_LAST_CTA
+    return merges_in_second_launch(kernel, rows, num_splits)
 
 
 def _cells(run: Results) -> Sequence[str]:

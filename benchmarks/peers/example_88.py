@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -110,7 +109,7 @@ def kernels_of(output: str) -> dict[str, dict[str, Any]]:
 def run(program: Path, case: Case, iterations: int, *, verify: bool) -> dict[str, dict[str, Any]]:
     """The example's kernels at a case. Raises PeerError."""
     command = [str(program.resolve()), *arguments_of(case, iterations, verify=verify)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PeerError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return kernels_of(done.stdout)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from generator.core.kernel import Accuracy, Op, Takes
-from sdpa_cutlass.choice.cost import fmha_fwd
+from sdpa_cutlass.choice.cost import splits
 from sdpa_cutlass.library import abi, registry, structs
 
 HEADER = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "c_api.h"
@@ -98,7 +98,7 @@ def test_constants() -> None:
     assert int(version[1]) == abi.ABI_VERSION
     tiles = re.search(r"#define SDPA_MAX_SPLIT_TILES (\d+)", _code())
     assert tiles
-    assert int(tiles[1]) == structs.MAX_TILES == fmha_fwd.MAX_SPLIT_TILES
+    assert int(tiles[1]) == structs.MAX_TILES == splits.MAX_SPLIT_TILES
     listed = re.search(r"#define SDPA_MAX_LISTED_PARTS (\d+)", _code())
     assert listed
     assert int(listed[1]) == structs.MAX_LISTED_PARTS

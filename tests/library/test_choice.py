@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from sdpa_cutlass import Causal, DType, Family, KernelInfo, MaskType, Problem, attention, kernels
+from sdpa_cutlass import Causal, DType, Family, MaskType, Problem, attention, kernels
 from sdpa_cutlass.call.launch import make_params
 from sdpa_cutlass.choice import legal, select
-from sdpa_cutlass.choice.cost import MODELS, estimate, fmha_fwd, model_of
+from sdpa_cutlass.choice.cost import MODELS, ctas, estimate, model_of
+from sdpa_cutlass.choice.cost.splits import MERGED_BY_LAST_CTA, MOST_WAVES
 from sdpa_cutlass.choice.visible_keys import CausalRows, floor_sum
 from sdpa_cutlass.errors import ArgumentTypeError
 from sdpa_cutlass.library.abi import library
@@ -217,15 +218,7 @@ def test_prices_and_kernels_agree_on_which_parts_a_second_launch_merges() -> Non
     header = Path(__file__).parents[2] / "templates" / "include" / "sdpa" / "fmha_fwd" / "launch.cuh"
     found = re.search(r"kMergedByLastCta = (\d+) << (\d+);", header.read_text(encoding="utf-8"))
     assert found is not None
-    assert int(found[1]) << int(found[2]) == fmha_fwd.MERGED_BY_LAST_CTA
-
-
-def merging_cycles(row: KernelInfo, tiles: int, rows: int, count: int, card: DeviceInfo) -> float:
-    part = 4 * rows * row.head_dim
-    if count * part <= fmha_fwd.MERGED_BY_LAST_CTA:
-        return fmha_fwd.meeting_cycles(row, rows, count)
-    of_an_sm = tiles * count * part / card.sms
-    return (count > 1) * (fmha_fwd._MERGE_LAUNCH_CYCLES + of_an_sm / fmha_fwd._PART_BYTES_PER_CLOCK)
+    assert int(found[1]) << int(found[2]) == MERGED_BY_LAST_CTA
 
 
 @pytest.mark.parametrize("card", [L4, H200], ids=lambda found: found.name)
@@ -236,17 +229,17 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
     for row in (row for row in rows_of_splits if row.family is Family.FMHA_FWD):
         problem = made_problem(dtype=row.dtype, head_dim=row.head_dim)
         model = model_of(row, problem, card)
-        waves = fmha_fwd._MOST_WAVES * fmha_fwd.resident_ctas(row, card) if row.kv_groups == 1 else 1
+        waves = MOST_WAVES * ctas.resident_ctas(row, card) if row.kv_groups == 1 else 1
         for _ in range(300):
             tiles, rows = draw.choice((1, 2, 5, 8, 40, 200, 2000)), draw.randint(1, row.block_m)
             blocks = int(2 ** draw.uniform(0, 12))
             most = min(waves * card.sms // tiles, blocks // row.kv_groups, 64)
-            merging = {
-                count: merging_cycles(row, tiles, rows, count, card) for count in range(1, max(most, 1) + 1)
+            prices = {
+                count: model.splits.rounds(tiles, count, blocks) + model.splits.merging(tiles, rows, count)
+                for count in range(1, max(most, 1) + 1)
             }
-            prices = {count: model._rounds_of(tiles, count, blocks) + merging[count] for count in merging}
-            chosen, meeting = model._split(tiles, blocks, rows)
-            assert meeting == pytest.approx(merging[chosen])
+            chosen, meeting = model.splits.choose(tiles, blocks, rows)
+            assert meeting == model.splits.merging(tiles, rows, chosen)
             assert prices[chosen] <= 1.05 * min(prices.values())
             several += chosen > 1
     assert several > 100

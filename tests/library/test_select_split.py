@@ -21,7 +21,7 @@ from sdpa_cutlass import (
     kernels,
     scaled_dot_product_attention,
 )
-from sdpa_cutlass.choice.cost import estimate, fmha_fwd
+from sdpa_cutlass.choice.cost import ctas, estimate, splits
 from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.choice.select import ranking
 from sdpa_cutlass.cli.suites import SUITES, Case
@@ -185,7 +185,7 @@ def test_the_number_of_splits_is_one_that_the_library_takes(card: DeviceInfo) ->
             assert cost.ctas == tiles * cost.num_splits
             if cost.num_splits > 1:
                 assert tiles <= MAX_TILES
-                waves = fmha_fwd._MOST_WAVES * fmha_fwd.resident_ctas(row, card) if row.kv_groups == 1 else 1
+                waves = splits.MOST_WAVES * ctas.resident_ctas(row, card) if row.kv_groups == 1 else 1
                 assert cost.ctas <= card.sms * waves
                 assert cost.num_splits * row.kv_groups * row.block_n <= keys + row.kv_groups * row.block_n
 

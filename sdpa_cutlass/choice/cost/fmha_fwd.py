@@ -20,10 +20,10 @@ costs once, the first CTA of an SM pays, and those that begin beside it wait for
 of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in
 part under its neighbours' rounds: where these are few, as with 77 keys, small tiles win; and all Q and O have
 to cross. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
-query heads of a key head into their tiles, and when several CTAs share a tile, they meet in global memory at
-the end. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an
-H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and
-at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %.
+query heads of a key head into their tiles, and when several CTAs share a tile, their parts have to be merged
+(splits.py). Lengths are unknown here: sequences count as full. The constants were fitted to measurements on
+an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
+and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %.
 Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V) and, with what beginnings and ends cost and what few keys save, from
@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from ...problem import MaskType
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
+from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
     CTA_CYCLES,
@@ -45,10 +46,10 @@ from .model import (
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
     SMEM_BYTES_PER_CLOCK,
-    SMEM_PER_CTA,
     Model,
     ceil_div,
 )
+from .splits import Splits
 
 if TYPE_CHECKING:
     from ...library.device import DeviceInfo
@@ -66,7 +67,6 @@ _CROSSING_BYTES_PER_CLOCK = 7.8  # of Q and O, where CTAs follow each other on e
 _Q_FIRST_CYCLES = 900  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.22  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 1100  # KV groups start with three tiles in flight and Q in registers
-_MERGE_CYCLES_PER_WARP = 100  # all warps of the CTA wait for each other
 _CAUSAL_ALU_PER_SCORE = 6.6  # in blocks that the diagonal crosses
 # Of a first CTA, on top of CTA_CYCLES: a warp of a plain or general kernel writes its elements of O one after
 # the other; split kernels meet more code, the more the wider they are (at head_dim 256, as its square).
@@ -79,26 +79,13 @@ _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
 _ALU_PER_SCORE = 6
-_REGISTERS_PER_SM = 65536
-_MAX_REGISTERS = 256  # of a thread, as they are allotted
 _GENERAL_SLOWDOWN = 1.04
 _LOST_TIE = 1.005  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.11  # of a kernel for a larger head_dim: columns are predicated
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
-_SPLIT_CYCLES = 2800  # partial results to memory, and a counter
-_PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
-_PARTS_PER_TRIP = 16  # partial results whose reads are under way together
-_TRIP_CYCLES = 470
-_PART_CYCLES = 0.59  # for an element of O that is left in memory and read again
-_MAX_SPLITS = 64
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
 _DRAM_SHARE_OF_ONE_GROUP = 0.8
-_MOST_WAVES = 4  # of CTAs that share keys
-MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts; more are merged by a second launch (launch.cuh)
-_MERGE_LAUNCH_CYCLES = 3200
-_PART_BYTES_PER_CLOCK = 11  # of an SM, left by one launch and read by the next
-MAX_SPLIT_TILES = 1024  # SDPAMAX_SPLIT_TILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +160,11 @@ class FmhaFwd(Model):
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
-        if kernel.is_split and kernel.kv_groups == 1:
+        self._has_few_loads = kernel.is_split and kernel.kv_groups == 1
+        if self._has_few_loads:
             self._slowdown *= _LOST_TIE
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
-        self._meetings: dict[int, list[float]] = {}
-        # CTAs of splits that all SMs may have: with KV groups one keeps an SM busy.
-        self._most_split = self._sms * (self._resident if kernel.is_split and kernel.kv_groups == 1 else 1)
-        # Those with KV groups are for few rows, and bound by memory: a further wave would gain nothing.
-        self._waves = _MOST_WAVES if kernel.kv_groups == 1 else 1
-        self._few_loads = kernel.is_split and kernel.kv_groups == 1
-        self._full_shares = range(self._sms, self._waves * self._most_split + 1, self._sms)
-        self._most_split_tiles = min(self._waves * self._most_split // 2, MAX_SPLIT_TILES)
+        self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
@@ -197,9 +178,9 @@ class FmhaFwd(Model):
         if self._is_split:
             packing = self._row_cycles * used
             num_splits = 1
-            if ctas <= self._most_split_tiles:
+            if ctas <= self.splits.most_tiles:
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-                num_splits, meeting = self._split(ctas, blocks, used)
+                num_splits, meeting = self.splits.choose(ctas, blocks, used)
                 ctas *= num_splits
                 keys_a_round *= num_splits
         if problem.seqlen_k < keys_a_round:
@@ -227,14 +208,13 @@ class FmhaFwd(Model):
         cycles = max(cycles, ends + longest + once[resident], ends + crossing)
         cycles *= self._slowdown * self._padding
         cycles += packing * share + meeting
-        if self._few_loads:
-            cycles = max(
-                cycles, self.device.dram_us(problem.bytes) * CLOCK_GHZ * 1e3 / _DRAM_SHARE_OF_ONE_GROUP
-            )
+        if self._has_few_loads:
+            dram_us = self.device.dram_us(problem.bytes) / _DRAM_SHARE_OF_ONE_GROUP
+            cycles = max(cycles, dram_us * CLOCK_GHZ * 1e3)
         return LAUNCH_CYCLES + cycles, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
-        return self._is_split and -(-rows // self._block_m) * heads <= self._most_split_tiles
+        return self._is_split and -(-rows // self._block_m) * heads <= self.splits.most_tiles
 
     def outclasses(self, other: Model) -> bool:
         """The same tile for a larger head_dim takes as many rounds, each as long or longer.
@@ -296,76 +276,6 @@ class FmhaFwd(Model):
             left = ended
         return cycles + left * round_cycles[share]
 
-    def _split(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
-        """The CTAs for each tile that should be fastest, and the cycles of their meeting.
-
-        Of those numbers whose CTAs all run at once, or fill several waves, as far as every KV group keeps a
-        block.
-        """
-        groups, sms, at_once = self._kv_groups, self._sms, self._most_split
-        most = min(self._waves * at_once // tiles, blocks // groups, _MAX_SPLITS)
-        best, least, meeting = 1, self._rounds_of(tiles, 1, blocks), 0.0
-        if most < 2:
-            return best, meeting
-        meetings = self._meetings_of(rows)
-        met_by_last = min(at_once // tiles, most, len(meetings) - 1)
-        shortest = -(-blocks // (most * groups)) * self._round[1]
-        for num_splits in range(2, met_by_last + 1):
-            between = meetings[num_splits]
-            if shortest + between >= least:
-                break  # meetings grow with their number
-            rounds = -(-blocks // (num_splits * groups))
-            cycles = rounds * self._round[-(-tiles * num_splits // sms)] + between
-            if cycles < least:
-                best, least, meeting = num_splits, cycles, between
-        part_cycles = 4 * rows * self.kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)
-        tried = max(met_by_last, 1)
-        for ctas in self._full_shares:
-            most_of_share = min(ctas // tiles, most)
-            if most_of_share <= tried:
-                continue
-            tried = most_of_share
-            if shortest + min(_MERGE_LAUNCH_CYCLES, meetings[-1]) >= least:
-                break
-            rounds = -(-blocks // (most_of_share * groups))
-            fewest = -(-blocks // (rounds * groups))  # with so many rounds
-            num_splits = max(fewest, met_by_last + 1)
-            if num_splits < len(meetings):
-                between = meetings[num_splits]
-            else:
-                between = _MERGE_LAUNCH_CYCLES + part_cycles * tiles * num_splits
-            cycles = self._rounds_of(tiles, num_splits, blocks) + between
-            if cycles < least:
-                best, least, meeting = num_splits, cycles, between
-        return best, meeting
-
-    def _rounds_of(self, tiles: int, num_splits: int, blocks: int) -> float:
-        """Cycles of an SM's CTAs, where those of a tile share its blocks."""
-        rounds = -(-blocks // (num_splits * self._kv_groups))
-        share = -(-tiles * num_splits // self._sms)
-        resident = self._most_split // self._sms
-        if share <= resident:
-            return rounds * self._round[share]
-        full, rest = divmod(share, resident)
-        later = (full - (not rest)) * self._later_ends / resident
-        return rounds * (full * self._round[resident] + (self._round[rest] if rest else 0.0)) + later
-
-    def _meetings_of(self, rows: int) -> list[float]:
-        """By the number of parts, as many as the last CTA of a tile merges."""
-        meetings = self._meetings.get(rows)
-        if meetings is None:
-            most = min(MERGED_BY_LAST_CTA // (4 * rows * self.kernel.head_dim), _MAX_SPLITS)
-            meetings = [meeting_cycles(self.kernel, rows, count) for count in range(most + 1)]
-            self._meetings[rows] = meetings
-        return meetings
-
-
-def resident_ctas(kernel: KernelInfo, device: DeviceInfo) -> int:
-    """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
-    by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
-    by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
-    return max(kernel.ctas_per_sm, min(by_smem, by_registers))
-
 
 def _load_bytes_per_clock(kernel: KernelInfo, problem: Problem) -> float:
     """What an SM gets of K and V: a piece of a row is a request of its own, however short, and one that does
@@ -396,36 +306,3 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )
-
-
-def grid_of(kernel: KernelInfo, problem: Problem, num_splits: int) -> tuple[int, float]:
-    """CTAs, and the share of the scores they compute that some row sees; split kernels pack query heads."""
-    heads = problem.num_heads_q // problem.num_heads_kv if kernel.is_split else 1
-    m_blocks = ceil_div(problem.seqlen_q * heads, kernel.block_m)
-    blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
-    limited_rows = rows_of_tiles(problem, kernel.block_m, heads)
-    if limited_rows is not None:
-        blocks = limited_rows.all_rounds(kernel.block_n) / limited_rows.count
-    computed = blocks * m_blocks * kernel.block_m * kernel.block_n / heads
-    tiles = m_blocks * problem.batch * problem.num_heads_q // heads
-    return tiles * max(num_splits, 1), problem.visible_scores / max(computed, 1)
-
-
-def merge_cycles(kernel: KernelInfo) -> float:
-    """Of a CTA's KV groups: all but the own slice of O, and the statistics, written and read."""
-    if kernel.kv_groups == 1:
-        return 0.0
-    merge_floats = (kernel.kv_groups - 1) * kernel.head_dim + 8 * kernel.kv_groups
-    merge_bytes = 8 * kernel.block_m * merge_floats
-    return _MERGE_CYCLES_PER_WARP * kernel.warps + merge_bytes / SMEM_BYTES_PER_CLOCK
-
-
-def meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
-    """What it takes the splits of a tile to leave their parts and the last one to read them (split.cuh)."""
-    if num_splits < 2:
-        return 0.0
-    vectors = 4 * rows * kernel.head_dim // _PART_VECTOR_BYTES
-    part = _PART_VECTOR_BYTES * kernel.threads / L2_BYTES_PER_CLOCK
-    trips = ceil_div(num_splits, _PARTS_PER_TRIP)
-    merging = ceil_div(vectors, kernel.threads) * (num_splits * part + trips * _TRIP_CYCLES)
-    return _SPLIT_CYCLES + merging + _PART_CYCLES * rows * kernel.head_dim

@@ -25,7 +25,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .fmha_fwd import MAX_SPLIT_TILES, grid_of, meeting_cycles, merge_cycles, resident_ctas
+from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
     CTA_CYCLES,
@@ -35,6 +35,7 @@ from .model import (
     Model,
     ceil_div,
 )
+from .splits import MAX_SPLIT_TILES, meeting_cycles
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
 _MMA_CLOCKS = 7.5  # of an mma.sync on that SM
