@@ -13,6 +13,7 @@ from tests.mutation.defects_pipeline import PIPELINE
 from tests.mutation.defects_quantized import QUANTIZED
 from tests.mutation.defects_quantized_split import QUANTIZED_SPLIT
 from tests.mutation.defects_sm90 import HOPPER
+from tests.mutation.defects_sm90_pairs import HOPPER_PAIRS
 from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
 from tests.mutation.model import Mutant
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SPLITS,
     *WINDOWS,
     *HOPPER,
+    *HOPPER_PAIRS,
     *COMBINES,
     *QUANTIZED,
     *QUANTIZED_SPLIT,

@@ -185,6 +185,7 @@ class Block {
   void release_if_complete(int barrier);
   void release_cluster_if_complete();
   void release_from_cluster();
+  uint32_t release_waiting(int barrier);
   size_t describe_waits(char *text, size_t size) const;
   int pick_thread();
   int next_thread();

@@ -82,8 +82,13 @@ inline void Block::release_if_complete(int barrier) {
   state.num_warps = 0;
   state.result = state.vote;
   state.vote = false;
-  uint32_t released = state.arrived;
+  const uint32_t arrived = state.arrived;
   state.arrived = 0;
+  shadow_.sync_warps(arrived | release_waiting(barrier));
+}
+
+inline uint32_t Block::release_waiting(int barrier) {
+  uint32_t released = 0;
   for (int w = 0; w < num_warps_; ++w) {
     Warp &warp = warps_[size_t(w)];
     if (warp.waits_at != barrier) continue;
@@ -91,7 +96,7 @@ inline void Block::release_if_complete(int barrier) {
     warp.ready = warp.live;
     released |= 1u << w;
   }
-  shadow_.sync_warps(released);
+  return released;
 }
 
 inline void Block::arrive_at_cluster(Block &block, Warp &warp) {
@@ -111,15 +116,7 @@ inline void Block::release_cluster_if_complete() {
 
 inline void Block::release_from_cluster() {
   num_at_cluster_ = 0;
-  uint32_t released = 0;
-  for (int w = 0; w < num_warps_; ++w) {
-    Warp &warp = warps_[size_t(w)];
-    if (warp.waits_at != kAtCluster) continue;
-    warp.waits_at = -1;
-    warp.ready = warp.live;
-    released |= 1u << w;
-  }
-  shadow_.sync_warps(released);
+  shadow_.sync_warps(release_waiting(kAtCluster));
   async_.share_inits();
 }
 
