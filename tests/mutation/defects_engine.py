@@ -75,7 +75,8 @@ ENGINE: tuple[Mutant, ...] = (
         "shadow_orders_all_warps",
         _MEETINGS,
         "shadow_.sync_warps(arrived | release_waiting(barrier));\n}\n",
-        "release_waiting(barrier);\n  shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);\n}\n",
+        "release_waiting(barrier);\n"
+        "  shadow_.sync_warps(num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1);\n}\n",
         "a barrier of some warps counts for all",
     ),
     _engine(
