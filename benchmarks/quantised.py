@@ -147,8 +147,9 @@ def measure(
     causal: Causal | None,
     budget_s: float,
     kernels: str,
+    sustained_s: float | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One row for each contestant at one problem."""
+    """One row for each contestant at one problem: in turns, or each alone for `sustained_s` seconds."""
     batch = max(1, TOKENS // seqlen)
     sizes = batch, HEADS, heads_kv, seqlen, seqlen, head_dim
     q, k, v = (x.to("cuda", DTYPES[dtype]) for x in family("normal", *sizes))
@@ -178,6 +179,7 @@ def measure(
         {name: _contestant(call, context) for name, (call, context, _) in calls.items()},
         budget_s=budget_s,
         max_replays=200,
+        sustained_s=sustained_s,
         failed=lambda name, error: failures.setdefault(name, str(error)[:120]),
     )
     common = {
@@ -277,6 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--budget-s", type=float, default=0.2, help="GPU time of a contestant at a problem")
     parser.add_argument(
+        "--sustained", type=float, metavar="S", help="each contestant alone for so many seconds, not in turns"
+    )
+    parser.add_argument(
         "--kernels", default="*", metavar="GLOB", help="which other quantised kernels to time, by name"
     )
     parser.add_argument("--errors", action="store_true", help="the contract alone")
@@ -303,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     causal,
                     options.budget_s,
                     options.kernels,
+                    options.sustained,
                 )
         print("\n".join(table_of_times(times)))
     checked = [row for head_dim in options.head_dims for row in check_families(head_dim, options.dtype)]
@@ -313,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = {
             "format": FORMAT,
             "env": env,
+            "sustained_s": options.sustained,
             "times": times,
             "errors": checked,
         }

@@ -79,6 +79,8 @@ PAIRS = {
     "bool": lambda: torch.rand(2, 2, 130, 136) < 0.5,
     "bias16": lambda: torch.randn(1, 2, 130, 136).half(),
     "biasb16_of_rows": lambda: torch.randn(2, 1, 1, 136).bfloat16(),
+    "bias32": lambda: torch.randn(1, 2, 130, 136),
+    "bias32_of_a_wider_one": lambda: torch.randn(2, 1, 130, 144)[..., 2:138],
     "bias16_of_a_wider_one": lambda: torch.randn(1, 1, 130, 144).half()[..., 2:138],
 }
 

@@ -179,7 +179,7 @@ def test_general_kernels_cost_more_and_head_dim_counts() -> None:
     def cycles(row: KernelInfo, **changes: object) -> float:
         return estimate(row, dataclasses.replace(task, **changes), H200).cycles
 
-    assert cycles(plain) < cycles(general) < 1.1 * cycles(plain)
+    assert cycles(plain) < cycles(general) < 1.12 * cycles(plain)
     for mask in MaskType:
         assert cycles(general) < cycles(general, mask=mask) < 1.5 * cycles(general)
     assert cycles(general, has_dropout=True) > cycles(general)

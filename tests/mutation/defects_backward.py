@@ -184,6 +184,27 @@ BACKWARDS: tuple[Mutant, ...] = (
         "where keys are owned, what a mask has for two keys goes to two rows",
     ),
     _backward(
+        "pairs_of_floats_are_one",
+        _MASK,
+        "fmaf(pair.y, kLog2e,",
+        "fmaf(pair.x, kLog2e,",
+        "where rows are owned, a key takes what a mask of 32 bits has for the key before it",
+    ),
+    _turns(
+        "pairs_of_floats_as_they_are",
+        _MASK,
+        "        if constexpr (kOwnsKeys) pair = arch::transpose(pair);\n",
+        "",
+        "where keys are owned, what a mask of 32 bits has for two keys goes to two rows",
+    ),
+    _turns(
+        "pairs_of_half_a_float",
+        "arch/movmatrix.hpp",
+        "bits[0] = (lower & 0xffffu) | upper << 16;",
+        "bits[0] = upper << 16;",
+        "every second element of a mask of 32 bits lacks its lower half",
+    ),
+    _backward(
         "pairs_of_half_a_block",
         _MASK,
         "first_stream + get<1>(coords(0, 2 * j)) + turned",

@@ -190,8 +190,8 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_lse_behind_the_last_row",
         header=_EPILOGUE,
-        old="tid % 4 == 0 && row < num_rows",
-        new="tid % 4 == 0 && row <= num_rows",
+        old="quad_lane < 2 && row < num_rows",
+        new="quad_lane < 2 && row <= num_rows",
         defect="softmax_lse of one row more than there are",
         kernels=Kernels.HOPPER,
         by=Check.OUTSIDE,
@@ -250,6 +250,15 @@ HOPPER: tuple[Mutant, ...] = (
         defect="the row behind a padded sequence's last is not 0",
         kernels=Kernels.HOPPER_GENERAL,
         by=Check.NUMERICS,
+    ),
+    Mutant(
+        name="hopper_lse_of_the_other_row",
+        header=_EPILOGUE,
+        old="row_max = quad_lane == 0 ?",
+        new="row_max = quad_lane == 1 ?",
+        defect="softmax_lse of two rows has each other's maximum",
+        kernels=Kernels.HOPPER_GENERAL,
+        by=Check.LSE,
     ),
     Mutant(
         name="hopper_sink_of_the_first_head",

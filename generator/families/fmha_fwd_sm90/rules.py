@@ -77,11 +77,11 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
     ),
     Rule(
         "cluster",
-        "one CTA, or two of a causal kernel with two consumers and an SM for each CTA",
+        "one CTA, or two of a plain kernel with two consumers and an SM for each CTA",
         lambda c: (
             c.tile.cluster == 1
-            or (c.tile.cluster == 2 and c.causal and c.consumers == 2 and not c.shares_its_sm)
-            or f"a cluster of {c.tile.cluster}; causal kernels of 128 rows with an SM for each CTA may have 2"
+            or (c.tile.cluster == 2 and not c.general and c.consumers == 2 and not c.shares_its_sm)
+            or f"a cluster of {c.tile.cluster}; plain kernels of 128 rows with an SM for each CTA may have 2"
         ),
     ),
     Rule(

@@ -6,19 +6,16 @@ For a block of keys the consumers of a CTA need
 Exponentials of one consumer run under the products of the others, but for a part that is the larger, the
 fewer products there are to hide it, and the fewer consumers. A card that is full runs slower than one with a
 few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
-at multiples of the 32 bytes that the cache reads at once. Tiles are dealt out to the SMs; each has a
-beginning and an end, in which Q and O cross the L2 cache, in pieces as K and V do: narrow ones are slow.
-These rates were fitted to 857 times of six runs of random problems (H200 and H100, 2026-11-26). The other
-constants were fitted to 388 measurements on an H200 (2026-11-24, fp16, graph replays): the random problems
-and the grid of that day's results, of which half were within 6 %. Since Q has two buffers, what a further
-tile costs is fitted to 80 measurements on an H100 (benchmarks/results/tuning/2026-11-25-h100-orders.json), of
-which half are within 4.3 %. What general kernels cost more was fitted to `benchmarks.compare_kernels` on the
-H200.
-What masks and dropout cost was fitted to 96 problems on the H200
-(benchmarks/results/tuning/2026-11-26-h200-hopper-masks.json). A boolean mask is priced between one whose
-blocks are all true and a dense one; which blocks it hides is not known, so those that leave most of them out
-take a fraction of their price. Where all SMs read a mask and K and V, these come at the rate that K and V
-alone were read from the L2 cache.
+at multiples of the 32 bytes that the cache reads at once. Of a pair of CTAs each loads half of K and V. Tiles
+are dealt out to the SMs; each has a beginning and an end, in which Q and O cross the L2 cache, in pieces as K
+and V do: narrow ones are slow. A general kernel has a CTA for each tile, whose beginning nothing hides; its
+consumers without rows compute nothing.
+The constants were fitted to 1361 random problems on an H200 with all kernels worth trying, to the samples of
+eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels
+(2026-11; tests/library/test_measured_choices.py says how little the choice loses at each of them).
+A boolean mask is priced between one whose blocks are all true and a dense one; which blocks it hides is not
+known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
+and V, these come at the rate that K and V alone were read from the L2 cache.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 """
 
@@ -37,26 +34,27 @@ _ROWS_OF_A_PRICE = 16
 _MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.7  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
-_FIRST_CYCLES = {2: 5300, 3: 6200}
-_TILE_CYCLES = {2: 3000, 3: 1300}
+_FIRST_CYCLES = {2: 5770, 3: 7350}
+_TILE_CYCLES = {2: 2470, 3: 930}
 # Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
-_Q_BYTES_PER_CLOCK = {16: 16.3, 32: 32, 64: 33}
-_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 11, 32: 16.4, 64: 21.6}
+_Q_BYTES_PER_CLOCK = {16: 22.8, 32: 32, 64: 44}
+_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 11, 32: 27.3, 64: 31.2}
 _FULL_CARD_LOSS = 0.237
-_UNALIGNED_LOSS = 0.053  # on top of that
+_UNALIGNED_LOSS = 0.047  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
 # Masks and dropout hide it.
-_NARROW_LOSS = {2: 1.2, 3: 1.08}
+_NARROW_LOSS = {2: 1.2, 3: 1.05}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
 # of a piece.
-_UNALIGNED_BYTES_PER_CLOCK = {16: 11.4, 32: 14, 64: 23.2}
+_UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 13.2, 64: 22.6}
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
-_EXPOSED = {2: 0.53, 3: 0.3}
+_EXPOSED = {2: 0.5, 3: 0.29}
 _HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there are as many products again
-_CAUSAL_LOSS = 1.07  # consumers of a CTA have unlike numbers of blocks, and wait for each other
-_GENERAL_LOSS = {2: 1.18, 3: 1.04}
-_GENERAL_TILE_CYCLES = 1000  # each tile has a CTA
+_CAUSAL_LOSS = 1.09  # consumers of a CTA have unlike numbers of blocks, and wait for each other
+_GENERAL_LOSS = {2: 1.29, 3: 1.09}
+_IDLE_SAVES = 0.19  # of a tile, a consumer whose rows lie beyond the last one: plain ones compute them
+_GENERAL_TILE_CYCLES = {2: 2130, 3: 2950}  # each tile has a CTA, which begins when the one before has ended
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
@@ -64,17 +62,16 @@ _DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
-# Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait: fitted to six
-# problems of 512 to 2048 keys (H200, 2026-11-25).
-_EXPOSED_OF_TWO = 0.65
-_TILE_CYCLES_OF_TWO = 340
-# Of a pair of CTAs, which load K and V together, against one CTA with this tile: where it takes whole
-# heads, whose K and V then stay in L2 (grid.hpp), by head_dim, and elsewhere. Fitted to the causal problems
-# of benchmarks/results/tuning/2026-11-26-h100-clusters.json.
+# Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait.
+_EXPOSED_OF_TWO = 0.545
+_TILE_CYCLES_OF_TWO = 270
+# Of a pair of CTAs against one CTA with this tile: where it takes whole heads, whose K and V then stay in L2
+# (grid.hpp), by head_dim, and elsewhere; where rows are unaligned, on top of sharing the loads.
 _PAIR_GAIN = {96: 0.95, 128: 0.86, 160: 0.88, 192: 0.89, 256: 0.91}
-_PAIR_LOSS = 1.06
+_PAIR_LOSS = 1.075
+_UNALIGNED_PAIR_LOSS = 1.01
 _ROOM_FOR_TWO_Q = 226 << 10  # bytes, with O apart
-_WAITING_FOR_Q_CYCLES = 1300  # of a tile in full attention where Q has one buffer
+_WAITING_FOR_Q_CYCLES = 660  # of a tile in full attention where Q has one buffer
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
 
@@ -117,15 +114,17 @@ class FmhaFwdSm90(Model):
         if is_full and kernel.head_dim <= 128 and 3 * q_bytes + kv_bytes > _ROOM_FOR_TWO_Q:
             self._tile += _WAITING_FOR_Q_CYCLES
         if kernel.is_general:
-            self._tile += _GENERAL_TILE_CYCLES
+            self._tile += _GENERAL_TILE_CYCLES[consumers]
             if problem.window is not None:
                 self._tile += _WINDOW_KEY_CYCLES * kernel.block_n
         self._first = _FIRST_CYCLES[consumers]
-        is_unaligned = problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
+        is_unaligned = self._is_unaligned = bool(
+            problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
+        )
         columns = math.gcd(kernel.head_dim, 64)
         if is_unaligned:
             unaligned = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
-            self._loads = max(self._loads, unaligned)
+            self._loads = max(self._loads, unaligned / self._cluster)
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
         rates = _UNALIGNED_Q_BYTES_PER_CLOCK if is_unaligned else _Q_BYTES_PER_CLOCK
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
@@ -144,7 +143,11 @@ class FmhaFwdSm90(Model):
             tiles = min(tiles, (priced_rows / kernel.block_m + 0.5) * heads)
             blocks = min(blocks, priced_keys / kernel.block_n + 0.5)
         load = min(tiles / sms, 1)
-        block = max(self._block * (1 + self._full_card_loss * load), self._loads * load)
+        working = 1.0
+        if kernel.is_general and not problem.has_lengths:
+            idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS  # consumers of a head's last tile
+            working -= _IDLE_SAVES * idle * heads / tiles
+        block = working * max(self._block * (1 + self._full_card_loss * load), self._loads * load)
         crossing = self._row_cycles * used * load
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         tile = longest = blocks * block
@@ -165,15 +168,18 @@ class FmhaFwdSm90(Model):
         return ceil_div(problem.seqlen_q, self.kernel.block_m * self._cluster) * self._cluster
 
     def _pair_factor(self, problem: Problem) -> float:
-        """Nothing is gained where nothing was measured: fewer heads than two for each pair that runs, grouped
-        ones, head_dims that smaller kernels are for.
+        """Of a pair, on top of the loads that its CTAs share. Grouped heads, and heads that are few for the
+        pairs that run at once, have keys that stay in L2 without.
         """
         if self._cluster == 1:
             return 1
+        if self._is_unaligned:
+            return _UNALIGNED_PAIR_LOSS
         heads, at_once = problem.batch * problem.num_heads_q, self.device.sms // self._cluster
         last = heads % at_once
         takes_whole_heads = (
-            problem.seqlen_k in _PAIR_KEYS
+            problem.is_causal
+            and problem.seqlen_k in _PAIR_KEYS
             and (last == 0 or 3 * last >= 2 * at_once)
             and at_once * 4 * problem.seqlen_k * self.kernel.head_dim <= _WHOLE_HEADS_BYTES
         )

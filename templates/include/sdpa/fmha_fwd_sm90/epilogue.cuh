@@ -49,12 +49,6 @@ struct Epilogue {
       if constexpr (Traits::kHasDropout) inverse *= params.dropout.keep_scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) *= inverse;
-      const int row = row_of();
-      if (params.softmax_lse && tid % 4 == 0 && row < num_rows) {
-        float *lse = params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride;
-        if constexpr (Traits::kIsGeneral) lse += sequence.first_row_q;
-        lse[row] = SoftmaxState::lse(softmax.row_max[i], softmax.row_sum[i]);
-      }
     }
 
     if constexpr (Traits::kOutInQ) {
@@ -93,7 +87,19 @@ struct Epilogue {
         }
       }
       Arch::tma_store_commit();
-      if constexpr (Traits::kOutInQ) {
+    }
+
+    // Lane i of a quad stores that of its row i, while TMA stores O.
+    const int quad_lane = tid % 4, row = first_row + warp * kWarpRows + tid % 32 / 4 + 8 * quad_lane;
+    if (params.softmax_lse && quad_lane < 2 && row < num_rows) {
+      float *lse = params.softmax_lse + tile.bidb * params.lse_batch_stride + tile.bidh * params.lse_head_stride;
+      if constexpr (Traits::kIsGeneral) lse += sequence.first_row_q;
+      const float row_max = quad_lane == 0 ? softmax.row_max[0] : softmax.row_max[1];
+      const float row_sum = quad_lane == 0 ? softmax.row_sum[0] : softmax.row_sum[1];
+      lse[row] = SoftmaxState::lse(row_max, row_sum);
+    }
+    if constexpr (Traits::kOutInQ) {
+      if (tid % 32 == 0) {
         Arch::template tma_store_wait_read<0>();
         Arch::mbarrier_arrive(&smem.q_empty[0][consumer]);  // the warp's rows may take the next Q
       }

@@ -57,7 +57,7 @@ struct KernelTraits {
   static constexpr int kCluster = kCluster_;
   static constexpr bool kIsPair = kCluster == 2;
   static constexpr int kRowsOfLoad = kBlockN / kCluster;
-  static_assert(kCluster == 1 || (kIsPair && kIsCausal && kConsumers == 2), "pairs are causal, with two consumers");
+  static_assert(kCluster == 1 || (kIsPair && !kIsGeneral && kConsumers == 2), "pairs are plain, with two consumers");
   static_assert(kRowsOfLoad % 8 == 0, "a half of a block starts where its swizzle does");
 
   // Small accumulators leave room for a second CTA, which computes while the first one begins or ends a tile.
