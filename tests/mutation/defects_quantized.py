@@ -43,8 +43,8 @@ QUANTIZED: tuple[Mutant, ...] = (
     _quantized(
         "mean_reads_beyond_the_length",
         "quantize.cuh",
-        "int64_t{i} * (sequence.seqlen_k - 1) / (count - 1)",
-        "int64_t{i} * sequence.seqlen_k / (count - 1)",
+        "static_cast<uint32_t>(seqlen_k - 1)",
+        "static_cast<uint32_t>(seqlen_k)",
         "the last sampled key lies behind the sequence",
         Check.IDENTITIES,
     ),

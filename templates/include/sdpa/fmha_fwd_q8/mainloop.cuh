@@ -62,9 +62,11 @@ struct Mainloop {
     // ---- prologue ----
     int n_block = keys.n_block_max - 1;
     TileCopy<Traits> copy(params, tile, sequence, n_block, smem);
+    if (n_block >= keys.n_block_min) copy.template load<true>(0);
+    Arch::cp_async_fence();
     CUTE_UNROLL
-    for (int s = 0; s < kStages - 1; ++s) {
-      if (n_block - s >= keys.n_block_min) copy.load(n_block - s, s * Traits::kStageBytes);
+    for (int s = 1; s < kStages - 1; ++s) {
+      if (n_block - s >= keys.n_block_min) copy.template load<false>(s * Traits::kStageBytes);
       Arch::cp_async_fence();
     }
     QPrologue<Traits>::run(params, tile, sequence, smem_q,
@@ -86,7 +88,7 @@ struct Mainloop {
       Arch::template cp_async_wait<kStages - 2>();
       Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_stage was read by everyone
       const int ahead = n_block - (kStages - 1);
-      if (ahead >= keys.n_block_min) copy.load(ahead, free_stage);
+      if (ahead >= keys.n_block_min) copy.template load<false>(free_stage);
       Arch::cp_async_fence();
 
       constexpr bool kWhole = !decltype(needs_mask)::value;

@@ -29,7 +29,7 @@ struct Quantize {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = 2 * kBlock;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kCtasPerSm = kHeadDim > 96 ? 3 : 4;  // larger rows need more registers
+  static constexpr int kCtasPerSm = kHeadDim > 128 ? 3 : 4;  // larger rows need more registers
   static constexpr int kRoles = Traits::kQuantizesV ? 2 : 1;
   static constexpr int kRuns = kHeadDim / 32;         // of 16 columns, a thread's own
   static constexpr int kVectors = kHeadDim / 8;       // of a row
@@ -92,6 +92,14 @@ struct Quantize {
     return cute::max(amax, Arch::shfl_xor(amax, 1));
   }
 
+  // floor(i · (seqlen_k - 1) / (kSampled - 1)), without a division of 64 bits; all keys of a sequence of fewer.
+  SDPA_DEVICE static int sampled_key(int i, int seqlen_k) {
+    if (seqlen_k <= kSampled) return i;
+    constexpr uint32_t kSteps = kSampled - 1;
+    const auto last = static_cast<uint32_t>(seqlen_k - 1), index = static_cast<uint32_t>(i);
+    return static_cast<int>(index * (last / kSteps) + index * (last % kSteps) / kSteps);
+  }
+
   // c, to `mean` in shared memory.
   SDPA_DEVICE static void find_mean(const Params &params, const Sequence &sequence, const Element *keys, float *mean,
                                     float *parts) {
@@ -100,15 +108,26 @@ struct Quantize {
     const int part = tid / kVectors, col = tid % kVectors * 8;
     const float share = 1.f / static_cast<float>(count);
     if (part < kParts) {
+      constexpr int kEach = (kSampled + kParts - 1) / kParts, kBatch = cute::min(kEach, 8);
       float sum[8] = {};
-      for (int i = part; i < count; i += kParts) {
-        const int64_t key = count == 1 ? 0 : int64_t{i} * (sequence.seqlen_k - 1) / (count - 1);
-        uint4 vector = make_uint4(0, 0, 0, 0);
-        if (col < params.head_dim) vector = *reinterpret_cast<const uint4 *>(keys + key * params.k.row_stride + col);
-        float x[8];
-        widen<Element>(x, vector);
+      CUTE_UNROLL
+      for (int first = 0; first < kEach; first += kBatch) {
+        uint4 vectors[kBatch];  // on their way at once
         CUTE_UNROLL
-        for (int e = 0; e < 8; ++e) sum[e] += Arch::multiply(x[e], share);
+        for (int n = 0; n < kBatch; ++n) {
+          const int i = part + (first + n) * kParts;
+          vectors[n] = make_uint4(0, 0, 0, 0);
+          if (i < count && col < params.head_dim)
+            vectors[n] =
+                *reinterpret_cast<const uint4 *>(keys + sampled_key(i, sequence.seqlen_k) * params.k.row_stride + col);
+        }
+        CUTE_UNROLL
+        for (int n = 0; n < kBatch; ++n) {
+          float x[8];
+          widen<Element>(x, vectors[n]);
+          CUTE_UNROLL
+          for (int e = 0; e < 8; ++e) sum[e] += Arch::multiply(x[e], share);
+        }
       }
       CUTE_UNROLL
       for (int e = 0; e < 8; ++e) parts[part * kHeadDim + col + e] = sum[e];

@@ -57,7 +57,7 @@ struct SplitMainloop : Mainloop<Traits> {
       next_k_scale = copy.next_k_scale();
     }
     Arch::cp_async_fence();
-    if (n_block >= keys.n_block_min) copy.load_v(n_block, 0);
+    if (n_block >= keys.n_block_min) copy.template load_v<true>(0);
     Arch::cp_async_fence();
     QPrologue<Traits>::run(params, tile, sequence, reinterpret_cast<int8_t *>(smem), softmax.q_scale);
     Arch::syncthreads();  // Q is in shared memory
@@ -102,7 +102,7 @@ struct SplitMainloop : Mainloop<Traits> {
         Base::add_halves(tOrO, tSrS, reinterpret_cast<Element *>(room + Traits::kOffsetV));
       }
       Arch::syncwarp();  // every lane has read V(n)
-      if (!is_last) copy.load_v(n_block - 1, 0);
+      if (!is_last) copy.template load_v<false>(0);
       Arch::cp_async_fence();
     }
     Arch::template cp_async_wait<0>();

@@ -25,22 +25,26 @@ class TileCopy {
   // `n_block`: the first block that is loaded. The next ones are those before it, one after another.
   SDPA_DEVICE TileCopy(const QuantizedParams &params, const WorkTile &tile, const Sequence &sequence, int n_block,
                        char *smem)
-      : params_(params), seqlen_k_(sequence.seqlen_k), smem_(smem) {
+      : params_(params), smem_(smem) {
     const int tid = Traits::group_thread();
     const int64_t block =
         params.block(params.head(tile.bidb, tile.bidh_kv), params.first_block(sequence, tile.bidb) + n_block);
     source_ = params.blocks + block * Block::kBytes + 16 * tid;
     k_scale_ = params.k_scale + block * 4 + tid % 4;
-    if constexpr (!Traits::kQuantizesV)
+    if constexpr (!Traits::kQuantizesV) {
+      const int key = n_block * kBlockN + first_key();
       v_ = static_cast<const Element *>(params.v.data) + tile.bidb * params.v.batch_stride +
-           tile.bidh_kv * params.v.head_stride + sequence.first_row_k * params.v.row_stride;
+           tile.bidh_kv * params.v.head_stride + (sequence.first_row_k + key) * params.v.row_stride + first_column();
+      v_keys_ = sequence.seqlen_k - key;
+    }
   }
 
-  // Queues block `n_block`, the one before the last one that was queued, to the stage that starts `stage` bytes behind
-  // the first.
-  SDPA_DEVICE void load(int n_block, int stage) {
+  // Queues the next block to the stage that starts `stage` bytes behind the first. kIsFirst: nothing was queued before,
+  // and keys may be missing.
+  template <bool kIsFirst>
+  SDPA_DEVICE void load(int stage) {
     load_k(stage);
-    load_v(n_block, stage);
+    load_v<kIsFirst>(stage);
   }
 
   // The two halves of `load`, in this order.
@@ -48,7 +52,8 @@ class TileCopy {
     char *const smem = smem_ + Traits::kOffsetK + stage;
     copy_tile<CopyK>(0, make_tensor(make_smem_ptr(reinterpret_cast<int8_t *>(smem)), typename Traits::SmemLayoutK{}));
   }
-  SDPA_DEVICE void load_v(int n_block, int stage) {
+  template <bool kIsFirst>
+  SDPA_DEVICE void load_v(int stage) {
     const int tid = Traits::group_thread();
     char *const smem = smem_ + Traits::kOffsetK + stage;
     if constexpr (Traits::kQuantizesV) {
@@ -56,7 +61,7 @@ class TileCopy {
                                               typename Traits::SmemLayoutVt{}));
       if (tid < (Block::kBytes - Block::kLog2) / 16) copy_vector(Block::kLog2, smem + Block::kLog2 + 16 * tid);
     } else {
-      copy_halves(n_block, reinterpret_cast<Element *>(smem + Block::kV), tid);
+      copy_halves<kIsFirst>(reinterpret_cast<Element *>(smem + Block::kV));
     }
     source_ -= Block::kBytes;
   }
@@ -89,35 +94,42 @@ class TileCopy {
     }
   }
 
-  SDPA_DEVICE void copy_halves(int n_block, Element *tile, int tid) const {
-    const int64_t v_row_stride = params_.v.row_stride;
-    const auto thread = typename Traits::GmemTiledCopy{}.get_slice(tid);
-    Tensor cV = make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{});
-    Tensor gV =
-        make_tensor(make_gmem_ptr(v_ + int64_t{n_block} * kBlockN * v_row_stride), Shape<Int<kBlockN>, Int<kHeadDim>>{},
-                    make_stride(v_row_stride, _1{}));                                // (kBlockN, kHeadDim)
+  // Of V of 16 bits, a thread's own place in a block. Its passes start at multiples of a power of two: for these and what
+  // lies between, KeyOrder of a sum is the sum of KeyOrders.
+  static constexpr int kPassKeys = Traits::kGroupThreads / Traits::kThreadsPerRow;
+  static_assert((kPassKeys & (kPassKeys - 1)) == 0);
+  SDPA_DEVICE static int first_key() {
+    return typename Traits::KeyOrder{}(Traits::group_thread() / Traits::kThreadsPerRow);
+  }
+  SDPA_DEVICE static int first_column() { return Traits::group_thread() % Traits::kThreadsPerRow * 8; }
+
+  template <bool kIsFirst>
+  SDPA_DEVICE void copy_halves(Element *tile) {
     Tensor sV = make_tensor(make_smem_ptr(tile), typename Traits::SmemLayoutV16{});  // (kBlockN, kHeadDim)
-    Tensor tVcV = thread.partition_S(cV.compose(typename Traits::KeyOrder{}, _));    // (8, CPY_N, CPY_K) → (key, col)
-    Tensor tVgV = thread.partition_S(gV.compose(typename Traits::KeyOrder{}, _));    // (8, CPY_N, CPY_K)
-    Tensor tVsV = thread.partition_D(sV);                                            // (8, CPY_N, CPY_K)
+    Tensor tVsV =
+        typename Traits::GmemTiledCopy{}.get_slice(Traits::group_thread()).partition_D(sV);  // (8, CPY_N, CPY_K)
     const Copy_Atom<typename Arch::CpAsync, Element> copy;
-    const int keys_left = seqlen_k_ - n_block * kBlockN;
+    const int64_t row_stride = params_.v.row_stride;
     CUTE_UNROLL
-    for (int m = 0; m < size<1>(tVgV); ++m) {
+    for (int m = 0; m < size<1>(tVsV); ++m) {
+      constexpr typename Traits::KeyOrder order;
+      const int key = order(m * kPassKeys);  // from the thread's first
       CUTE_UNROLL
-      for (int k = 0; k < size<2>(tVgV); ++k) {
-        const bool exists = get<0>(tVcV(0, m, k)) < keys_left && get<1>(tVcV(0, m, k)) < params_.head_dim_v;
-        cute::copy(copy.with(exists), tVgV(_, m, k), tVsV(_, m, k));
+      for (int k = 0; k < size<2>(tVsV); ++k) {
+        const bool exists = (!kIsFirst || key < v_keys_) && first_column() + k * Traits::kSmemCols < params_.head_dim_v;
+        Tensor from = make_tensor(make_gmem_ptr(v_ + key * row_stride + k * Traits::kSmemCols), Shape<_8>{});  // (8)
+        cute::copy(copy.with(exists), from, tVsV(_, m, k));
       }
     }
+    v_ -= kBlockN * row_stride;
   }
 
   const QuantizedParams &params_;
-  int seqlen_k_;
   char *smem_;
   const char *source_;
   const float *k_scale_;
-  const Element *v_ = nullptr;  // the sequence's first key
+  const Element *v_ = nullptr;  // this thread's first vector of V
+  int v_keys_ = 0;              // of the first block: those that exist from the vector's own on
 };
 
 }  // namespace sdpa::fmha_fwd_q8
