@@ -118,15 +118,13 @@ class FmhaFwdSm90(Model):
             if problem.window is not None:
                 self._tile += _WINDOW_KEY_CYCLES * kernel.block_n
         self._first = _FIRST_CYCLES[consumers]
-        is_unaligned = self._is_unaligned = bool(
-            problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS
-        )
+        self._is_unaligned = bool(problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS)
         columns = math.gcd(kernel.head_dim, 64)
-        if is_unaligned:
+        if self._is_unaligned:
             unaligned = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
             self._loads = max(self._loads, unaligned / self._cluster)
-        self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if is_unaligned else 0)
-        rates = _UNALIGNED_Q_BYTES_PER_CLOCK if is_unaligned else _Q_BYTES_PER_CLOCK
+        self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if self._is_unaligned else 0)
+        rates = _UNALIGNED_Q_BYTES_PER_CLOCK if self._is_unaligned else _Q_BYTES_PER_CLOCK
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE

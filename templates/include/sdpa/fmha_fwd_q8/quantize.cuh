@@ -29,7 +29,7 @@ struct Quantize {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = 2 * kBlock;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kCtasPerSm = kHeadDim > 128 ? 3 : 4;  // larger rows need more registers
+  static constexpr int kCtasPerSm = 4;
   static constexpr int kRoles = Traits::kQuantizesV ? 2 : 1;
   static constexpr int kRuns = kHeadDim / 32;         // of 16 columns, a thread's own
   static constexpr int kVectors = kHeadDim / 8;       // of a row
