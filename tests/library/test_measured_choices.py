@@ -127,6 +127,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
         ("2026-11-26-h100-f16-random", 25, 1.006, 1.08),
         ("2026-11-26-h100-f16-random-second", 54, 1.012, 1.14),
         ("2026-11-26-h200-f16-random", 60, 1.014, 1.20),
+        ("2026-11-26-h100-f16-random-third", 45, 1.016, 1.25),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -137,18 +138,27 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
     assert max(regrets.values()) < worst, max(regrets, key=regrets.__getitem__)
 
 
-def test_little_is_lost_at_many_random_problems() -> None:
-    """1361 of them on an H200, with all kernels worth trying; most last a few microseconds."""
-    found = json.loads((JOURNALS / "2026-11-26-h200-random-kernels.json").read_text())
+@pytest.mark.parametrize(
+    ("run", "count", "mean", "most"),
+    [
+        ("2026-11-26-h200-random-kernels", 1361, 1.016, 0.03),
+        ("2026-11-26-h100-masked-kernels", 265, 1.022, 0.05),
+    ],
+)
+def test_little_is_lost_at_many_random_problems(run: str, count: int, mean: float, most: float) -> None:
+    """With all kernels worth trying. Most of the 1361 last a few microseconds; the 265 have masks, lengths or
+    dropout. `most`: the share of problems at which more than 15 % are lost.
+    """
+    found = json.loads((JOURNALS / f"{run}.json").read_text())
     regrets = []
     for row in found["rows"]:
         asked = row["problem"] | {"alignment": Causal(row["problem"]["alignment"])}
-        problem = tasks.problem_of(suites.Case(suite="random", **asked), DType.F16)
+        case = suites.Case(suite="random", dtype="f16", **asked)
         times = {found["kernels"][int(number)]: time for number, time in row["times"].items()}
-        regrets.append(choice_among(times, problem)[1])
-    assert len(regrets) == 1361
-    assert statistics.geometric_mean(regrets) < 1.016
-    assert sum(regret > 1.15 for regret in regrets) < 0.03 * len(regrets)
+        regrets.append(choice_among(times, predictions.problem_with_masks(case))[1])
+    assert len(regrets) == count
+    assert statistics.geometric_mean(regrets) < mean
+    assert sum(regret > 1.15 for regret in regrets) < most * count
 
 
 PAIRS = json.loads((JOURNALS / "2026-11-26-h100-pairs.json").read_text())["rows"]

@@ -82,6 +82,7 @@ _ALU_PER_SCORE = 6
 _GENERAL_SLOWDOWN = 1.1
 _LOST_TIE = 1.005  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.06  # of a kernel for a larger head_dim: columns are predicated
+_MASK_LOSS_OF_TWO_WARPS = 1.12  # of tiles without KV groups: 150 random problems with masks (2026-11-26)
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
@@ -160,6 +161,8 @@ class FmhaFwd(Model):
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
+        if problem.mask is not None and kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
+            self._slowdown *= _MASK_LOSS_OF_TWO_WARPS
         self._has_few_loads = kernel.is_split and kernel.kv_groups == 1
         if self._has_few_loads:
             self._slowdown *= _LOST_TIE
