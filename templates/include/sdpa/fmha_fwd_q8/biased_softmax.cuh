@@ -151,6 +151,7 @@ struct BiasedSoftmax : QuantizedSoftmax<Traits> {
   SDPA_DEVICE void refer(const float (&block_max)[kRows], float (&reference)[kRows], Out &out, float (&weight)[kRows]) {
     float excess[kRows];
     bool moves = this->is_due;
+    this->is_due = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);

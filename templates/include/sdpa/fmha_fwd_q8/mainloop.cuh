@@ -96,12 +96,12 @@ struct Mainloop {
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
       const int first_col = n_block * kBlockN;
+      softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
       if constexpr (Traits::kHasMask) mask.template fetch<kWhole>(tScS, first_row, first_col, sequence);
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view,
-                  start);
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view, start);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
@@ -126,7 +126,6 @@ struct Mainloop {
               reinterpret_cast<const float *>(smem + Traits::kOffsetScales + stage) + tid % 4 * 4;
           const float *const v_inverse = v_log2 + kBlockN;
           float weight[kRows];
-          softmax.is_due = n_block % SoftmaxState::kTerms == 0;
           if (!Arch::any(*v_inverse < 0.f)) {
             softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
             add_bytes(tOrO, tSrS, weight, smem_v, start);
@@ -168,14 +167,13 @@ struct Mainloop {
         [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
-        [&](auto k, auto pair)
-            SDPA_INLINE_LAMBDA {
-              if constexpr (decltype(k)::value == 0) {
-                multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), first, pair);
-              } else {
-                multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), tSrS, pair);
-              }
-            });
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
+          if constexpr (decltype(k)::value == 0) {
+            multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), first, pair);
+          } else {
+            multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), tSrS, pair);
+          }
+        });
   }
 
   // For every k-step and pair of n-tiles: fetch_a(k) once, fetch_b(k, pair) one pair ahead, multiply(k, pair).
@@ -215,7 +213,8 @@ struct Mainloop {
 
   // The columns of two n-tiles: sums = before + a b.
   template <class Mma, class Acc, class FragA, class FragB, class Before, class Pair>
-  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, const Before &before, Pair) {
+  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, const Before &before,
+                                        Pair) {
     arch::static_for<2>([&](auto n) SDPA_INLINE_LAMBDA {
       constexpr int kTile = 2 * Pair::value + decltype(n)::value;
       arch::static_for<Traits::kMmaM>([&](auto m) SDPA_INLINE_LAMBDA {
@@ -306,7 +305,8 @@ struct Mainloop {
         [](auto) SDPA_INLINE_LAMBDA {},
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
-        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), tOrO, pair); });
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), tOrO, pair); });
   }
 };
 

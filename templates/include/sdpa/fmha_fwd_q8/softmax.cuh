@@ -50,7 +50,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
 
   float q_scale[kRows];  // with the softmax's own, in log2 units
   float shift[kRows] = {};
-  bool is_due = false;  // shift has to leave O before the next block
+  bool is_due = false;  // shift has to leave O before the next block that is seen
 
   // The last: O becomes the sums of P V.
   template <class Out>
@@ -171,6 +171,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   template <class Out>
   SDPA_DEVICE void refer(float (&reference)[kRows], Out &out, float (&weight)[kRows]) {
     bool moves = is_due;
+    is_due = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);

@@ -92,7 +92,7 @@ struct SplitMainloop : Mainloop<Traits> {
         const float *const v_log2 = reinterpret_cast<const float *>(room + Traits::kOffsetScales) + tid % 4 * 4;
         const float *const v_inverse = v_log2 + kBlockN;
         float weight[kRows];
-        softmax.is_due = n_block % SoftmaxState::kTerms == 0;
+        softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
         if (!Arch::any(*v_inverse < 0.f)) {
           softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
         } else {
