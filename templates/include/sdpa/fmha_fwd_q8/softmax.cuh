@@ -15,8 +15,9 @@
 //
 // The sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so: one multiply-add an element. `shift` is what O is too
 // large by, from the same operations, so that V of zeros leaves exactly 0. It leaves O whenever that is rescaled, and
-// every kTerms blocks: O is rounded to 2^-24 of kTerms · kMagic then, where the largest P̂ alone, 252, is off by
-// half a step of V̂.
+// every kTerms blocks: until then rounding costs a block 16 at most, in units of the heaviest one, where half a step of
+// V̂ under the largest P̂ is 126.
+//
 // Unseen scores are -inf, set once the sums are floats. A block without keys has r = kNoKey, which is row_max's floor too:
 // with two floors exp2(r - row_max) might be infinite.
 #pragma once
