@@ -17,7 +17,6 @@ from sdpa_cutlass.library.structs import MAX_TILES
 from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, random_qkv, random_sinks, refusal_of, run_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
-from tests.kernels.quantized_data import check_small_values, small_values
 from tests.kernels.test_lengths import fill_beyond
 from tests.kernels.test_quantized import check_contract
 from tests.kernels.test_quantized_model import check_model
@@ -173,8 +172,3 @@ def test_numbers_of_splits_that_are_refused(quantized_kernel: TestedKernel) -> N
 def test_no_other_kernel_splits(quantized_kernel: TestedKernel) -> None:
     case = Case(**random_qkv(quantized_kernel, 1, BLOCK, batch=1, heads=1))
     assert "this kernel takes 0" in (refusal_of(quantized_kernel, case, num_splits=2) or "")
-
-
-def test_small_values_in_many_blocks(quantized_kernel: TestedKernel) -> None:
-    """In one CTA, each of whose four warps has a quarter of the blocks."""
-    check_small_values(quantized_kernel, small_values(quantized_kernel, 4 * 96))

@@ -8,7 +8,15 @@ _FOLDER = "fmha_fwd_q8/"
 
 
 def _quantized(
-    name: str, header: str, old: str, new: str, defect: str, by: Check, *, observed: bool = False
+    name: str,
+    header: str,
+    old: str,
+    new: str,
+    defect: str,
+    by: Check,
+    *,
+    kernels: Kernels = Kernels.QUANTIZED,
+    observed: bool = False,
 ) -> Mutant:
     return Mutant(
         name=f"quantized_{name}",
@@ -16,7 +24,7 @@ def _quantized(
         old=old,
         new=new,
         defect=defect,
-        kernels=Kernels.QUANTIZED,
+        kernels=kernels,
         by=by,
         observed=observed,
     )
@@ -254,10 +262,11 @@ QUANTIZED: tuple[Mutant, ...] = (
     _quantized(
         "shift_stays_at_a_rescale",
         "softmax.cuh",
-        "if constexpr (Traits::kQuantizesV) out(i, j) -= shift[i];",
+        "if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];",
         "",
         "O keeps kMagic of every block",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "shift_is_not_counted",
@@ -266,6 +275,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "shift[i] += 0.f;",
         "a block's kMagic never leaves O",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "shift_leaves_twice",
@@ -274,6 +284,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "",
         "what has left O leaves it again",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "values_start_at_zero",
@@ -282,22 +293,25 @@ QUANTIZED: tuple[Mutant, ...] = (
         "cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), (clear(sums), sums));",
         "integer sums of values are taken for floats",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "shift_is_never_due",
         "mainloop.cuh",
-        "softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
+        "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
         "",
         "over many blocks O is rounded to more than small values",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "hidden_blocks_are_not_due",
         "mainloop.cuh",
-        "softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
-        "softmax.is_due = n_block % SoftmaxState::kTerms == 0;",
+        "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
+        "if constexpr (Traits::kShiftsO) softmax.is_due = n_block % SoftmaxState::kTerms == 0;",
         "a mask that hides the blocks where the shift is due keeps it in O",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "shift_with_biases_is_never_due",
@@ -306,6 +320,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "bool moves = false;",
         "over many blocks with a bias O is rounded to more than small values",
         Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     _quantized(
         "blocks_of_zeros_take_one",
@@ -314,6 +329,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "kScaleOfZeros = 1.f;",
         "a block of zeros owns the row's reference, and O is rounded to more than small values",
         Check.IDENTITIES,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     # ---- tokens that share a scale ----
     _quantized(

@@ -43,14 +43,6 @@ QUANTIZED_SPLIT: tuple[Mutant, ...] = (
         Check.NUMERICS,
     ),
     _split(
-        "shift_is_never_due",
-        "split_mainloop.cuh",
-        "softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
-        "",
-        "over many blocks O is rounded to more than small values",
-        Check.NUMERICS,
-    ),
-    _split(
         "lse_of_parts_without_the_mean",
         "split_epilogue.cuh",
         "needs_mean(params) ? reinterpret_cast<const float *>(Traits::Arch::dynamic_smem())[row] : 0.f",

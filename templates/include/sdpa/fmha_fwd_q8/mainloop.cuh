@@ -4,9 +4,9 @@
 //
 // Blocks are visited from the last to the first, as in fmha_fwd/mainloop.cuh, kStages - 1 of them ahead: one barrier a
 // block. The sums of Q̂ K̂ᵀ start at kMagicBits instead of 0, so that they are floats when they are done. With V of bytes,
-// so do those of P̂ V̂, which are of one block: they are made for a few columns of O at a time, and each is added to O with
-// its row's weight, so no second O is needed; the softmax takes kMagic from O again. A boolean mask selects among the sums,
-// a bias turns them into logits.
+// the sums of P̂ V̂ are integers of one block: they are made for a few columns of O at a time, and each is added to O
+// with its row's weight, so no second O is needed. With kShiftsO they start at kMagicBits too, and the softmax takes
+// kMagic from O again. A boolean mask selects among the sums, a bias turns them into logits.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -96,7 +96,7 @@ struct Mainloop {
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
       const int first_col = n_block * kBlockN;
-      softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
+      if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
       if constexpr (Traits::kHasMask) mask.template fetch<kWhole>(tScS, first_row, first_col, sequence);
 
       Tensor tSrS_ = make_tensor<uint32_t>(
@@ -150,7 +150,7 @@ struct Mainloop {
       masked_from = keys.n_block_min;
     } while (n_block >= keys.n_block_min);
     Arch::template cp_async_wait<0>();
-    softmax.settle(tOrO_rows);
+    if constexpr (Traits::kShiftsO) softmax.settle(tOrO_rows);
   }
 
  protected:
@@ -191,18 +191,20 @@ struct Mainloop {
     });
   }
 
-  // What all integer sums start with, kMagicBits + 0 · 0 by an MMA: a result that the compiler does not know, else it
-  // would make the constants anew for each tile.
+  // What integer sums start with. With kShiftsO kMagicBits + 0 · 0 by an MMA: a result that the compiler does not know,
+  // else it would make the constants anew for each tile of P̂ V̂.
   SDPA_DEVICE static auto make_start() {
-    typename Traits::TiledMmaQk mma;
-    Tensor zeros_a = make_tensor<int8_t>(Shape<Shape<_4, _2, _2>>{});
-    Tensor zeros_b = make_tensor<int8_t>(Shape<Shape<_4, _2>>{});
     Tensor start = make_tensor<uint32_t>(Shape<Shape<_2, _2>>{});
-    clear(zeros_a);
-    clear(zeros_b);
     CUTE_UNROLL
     for (int i = 0; i < size(start); ++i) start(i) = kMagicBits;
-    cute::gemm(mma, zeros_a, zeros_b, start);
+    if constexpr (Traits::kShiftsO) {
+      typename Traits::TiledMmaQk mma;
+      Tensor zeros_a = make_tensor<int8_t>(Shape<Shape<_4, _2, _2>>{});
+      Tensor zeros_b = make_tensor<int8_t>(Shape<Shape<_4, _2>>{});
+      clear(zeros_a);
+      clear(zeros_b);
+      cute::gemm(mma, zeros_a, zeros_b, start);
+    }
     return start;
   }
   // The same for each MMA tile of a shape ((2, 2), M, N).
@@ -224,7 +226,8 @@ struct Mainloop {
     });
   }
 
-  // O += weight · (kMagic + P̂ V̂), kColumnTiles MMA tiles of columns at a time. tSrS: 252 P · 2^-24.
+  // O += weight · P̂ V̂, or with kShiftsO weight · (kMagic + P̂ V̂), kColumnTiles MMA tiles of columns at a time.
+  // tSrS: 252 P · 2^-24.
   template <class Acc, class Scores, class Start>
   SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem_v,
                                     const Start &start) {
@@ -259,12 +262,13 @@ struct Mainloop {
       Tensor tOrVt_view = ldsm.retile_D(tOrVt);                                     // (16, kTiles / 2, kSteps)
       Tensor sums = make_tensor<uint32_t>(
           make_layout(make_shape(Shape<_2, _2>{}, Int<Traits::kMmaM>{}, Int<kTiles>{})));  // ((2, 2), MMA_M, kTiles)
+      if constexpr (!Traits::kShiftsO) clear(sums);
       arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
         arch::static_for<kTiles / 2>([&](auto pair) SDPA_INLINE_LAMBDA {
           cute::copy(typename Traits::ByteLdsm{}, tOsVt(_, Int<kChunk * kTiles / 2 + decltype(pair)::value>{}, k),
                      tOrVt_view(_, pair, k));
         });
-        if constexpr (decltype(k)::value == 0) {
+        if constexpr (Traits::kShiftsO && decltype(k)::value == 0) {
           cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), first);
         } else {
           cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), sums);
@@ -277,7 +281,9 @@ struct Mainloop {
           CUTE_UNROLL
           for (int e = 0; e < 4; ++e) {
             float &o = tOrO(make_coord(e % 2, e / 2), m, kChunk * kTiles + n);
-            o = fmaf(to_float(sums(make_coord(e % 2, e / 2), m, n)), weight[2 * m + e / 2], o);
+            const uint32_t sum = sums(make_coord(e % 2, e / 2), m, n);
+            o = fmaf(Traits::kShiftsO ? to_float(sum) : static_cast<float>(static_cast<int32_t>(sum)),
+                     weight[2 * m + e / 2], o);
           }
         }
       }

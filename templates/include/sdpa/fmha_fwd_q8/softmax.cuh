@@ -13,7 +13,7 @@
 // rounding allows, and the token that weighs most has full precision. kMagic · c goes into the subtrahend: both floats
 // differ from exact arithmetic by half a unit of kMagic · c < 2^17, 2^-7 at most, which kCap sees to.
 //
-// The sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so: one multiply-add an element. `shift` is what O is too
+// With kShiftsO the sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so. `shift` is what O is too
 // large by, from the same operations, so that V of zeros leaves exactly 0. It leaves O whenever that is rescaled, and
 // every kTerms blocks: until then rounding costs a block 16 at most, in units of the heaviest one, where half a step of
 // V̂ under the largest P̂ is 126.
@@ -56,10 +56,8 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   // The last: O becomes the sums of P V.
   template <class Out>
   SDPA_DEVICE void settle(Out &out) {
-    if constexpr (Traits::kQuantizesV) {
-      CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) scale_row(i, 1.f, out);
-    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) scale_row(i, 1.f, out);
   }
 
   // c of row i. At least the smallest normal number, so that -inf · c is -inf. A NaN stays one.
@@ -189,8 +187,10 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
 
   // A block is added with these weights next.
   SDPA_DEVICE void count(const float (&weight)[kRows]) {
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) shift[i] = fmaf(kMagic, weight[i], shift[i]);
+    if constexpr (Traits::kShiftsO) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) shift[i] = fmaf(kMagic, weight[i], shift[i]);
+    }
   }
 
   SDPA_DEVICE static float across_quad_max(float max) {
@@ -215,7 +215,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     row_sum[i] *= scores_scale;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(out); ++j) {
-      if constexpr (Traits::kQuantizesV) out(i, j) -= shift[i];
+      if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];
       out(i, j) *= scores_scale;
     }
     shift[i] = 0.f;

@@ -3,8 +3,7 @@
 //
 // A warp has room for one K and one V. The next K is on its way as soon as the sums of Q̂ K̂ᵀ are done, the next V as soon
 // as those of P V are, so the loads of one warp lie under the work of the others, and no barrier but that of the warp
-// stands in the loop. Memory bounds these kernels: the loop is there once, asks of each block whether it needs a mask, and
-// makes what sums start with twice a block, as there is no room for it between.
+// stands in the loop. Memory bounds these kernels: the loop is there once, and asks of each block whether it needs a mask.
 #pragma once
 
 #include "sdpa/fmha_fwd_q8/mainloop.cuh"
@@ -63,6 +62,7 @@ struct SplitMainloop : Mainloop<Traits> {
     QPrologue<Traits>::run(params, tile, sequence, reinterpret_cast<int8_t *>(smem), softmax.q_scale);
     Arch::syncthreads();  // Q is in shared memory
 
+    const auto start = Base::make_start();
     for (; n_block >= keys.n_block_min; --n_block) {
       const bool is_last = n_block == keys.n_block_min;
       const float k_scale = next_k_scale;
@@ -70,7 +70,7 @@ struct SplitMainloop : Mainloop<Traits> {
       Arch::syncwarp();  // K(n) is visible
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, tSsK, tSrQ_view, tSrK_view, Base::make_start());
+      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, tSsK, tSrQ_view, tSrK_view, start);
       Arch::syncwarp();  // every lane has read K(n)
       if (!is_last) {
         copy.load_k(0);
@@ -92,14 +92,12 @@ struct SplitMainloop : Mainloop<Traits> {
         const float *const v_log2 = reinterpret_cast<const float *>(room + Traits::kOffsetScales) + tid % 4 * 4;
         const float *const v_inverse = v_log2 + kBlockN;
         float weight[kRows];
-        softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
         if (!Arch::any(*v_inverse < 0.f)) {
           softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
         } else {
           softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
         }
-        Base::add_bytes(tOrO, tSrS, weight, reinterpret_cast<const int8_t *>(room + Traits::kOffsetV),
-                        Base::make_start());
+        Base::add_bytes(tOrO, tSrS, weight, reinterpret_cast<const int8_t *>(room + Traits::kOffsetV), start);
       } else {
         softmax.update(scores, tOrO_rows, k_scale);
         Base::add_halves(tOrO, tSrS, reinterpret_cast<Element *>(room + Traits::kOffsetV));
@@ -109,7 +107,6 @@ struct SplitMainloop : Mainloop<Traits> {
       Arch::cp_async_fence();
     }
     Arch::template cp_async_wait<0>();
-    softmax.settle(tOrO_rows);
   }
 };
 
