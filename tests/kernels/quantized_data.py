@@ -6,8 +6,11 @@ import torch
 
 from benchmarks.quantised_data import CONTRACTS, errors_of_heads
 from sdpa_cutlass.library.registry import Accuracy
-from tests.kernels.general import Case
+from tests.kernels.general import Case, run_case
 from tests.kernels.general_numerics import expected
+from tests.kernels.harness import TestedKernel
+
+_BLOCK = 64
 
 
 def contract_violations(
@@ -46,3 +49,27 @@ def _largest_logit(case: Case) -> float:
     repeat = case.q.shape[1] // case.k.shape[1]
     k = case.k.double().repeat_interleave(repeat, 1)
     return (case.q.double() @ k.transpose(-1, -2)).abs().max().item() * abs(case.softmax_scale)
+
+
+def small_values(kernel: TestedKernel, num_blocks: int) -> Case:
+    """Uniform attention to tokens that are large in column 0. One of each block is 7.875 times smaller, and
+    has in column 3 what its byte 1 stands for, which P's byte 32 multiplies: column 3 of the output is 1 / 64
+    of that, which bytes express without an error.
+    """
+    shape = (1, 1, num_blocks * _BLOCK, kernel.info.head_dim)
+    v = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
+    v[..., 0] = 63 / 64
+    small = torch.arange(num_blocks, device=kernel.device) * _BLOCK
+    small += 37 * torch.arange(num_blocks, device=kernel.device) % _BLOCK
+    v[:, :, small, 0] = 1 / 8
+    v[:, :, small, 3] = 1 / 8 / 127
+    q = torch.zeros_like(v[:, :, :5])
+    return Case(q=q, k=torch.zeros_like(v), v=v)
+
+
+def check_small_values(kernel: TestedKernel, case: Case) -> None:
+    """Of a case of `small_values`, masked or not: column 3 is right, though each block adds kMagic."""
+    out, _ = run_case(kernel, case)
+    found, want = (x[..., 3].double().cpu() for x in (out, expected(case).out))
+    error = ((found - want).abs().max() / want.abs().max()).item()
+    assert error < 0.02, f"(a) max error {error:.2e} of a column of small values"

@@ -23,6 +23,7 @@ SAMPLED = 64  # keys whose mean is subtracted
 THREADS = 128  # of the pre-pass, whose sums of the mean are made side by side
 LARGEST = np.float32(127)
 SMALLEST = np.float32(2.0**-100)  # below, numbers count as zero
+SCALE_OF_ZEROS = np.float32(2.0**-64)  # of a block of V
 CAP = np.float32(0.01)
 FLAT = np.float32(4)  # largest over smallest of tokens that may share a scale
 MAGIC = np.float32(12582912.0)
@@ -142,7 +143,7 @@ def quantize_values(v: Floats, columns: int) -> Values:
     scale, inverse = scales_of(amax)
     for row, of_block in zip(scale.reshape(-1, BLOCK), amax.reshape(-1, BLOCK), strict=True):
         counted = np.isfinite(of_block) & (of_block >= SMALLEST)
-        row[of_block < SMALLEST] = of_block[counted].min() / LARGEST if counted.any() else 1
+        row[of_block < SMALLEST] = of_block[counted].min() / LARGEST if counted.any() else SCALE_OF_ZEROS
     return Values(_to_bytes(wide, inverse[:, None]), np.log2(scale), unit / scale)
 
 

@@ -22,7 +22,7 @@ from sdpa_cutlass.problem import Causal
 from tests.kernels.general import Case, Lengths, random_qkv, random_sinks, refusal_of, run_case
 from tests.kernels.general_numerics import expected
 from tests.kernels.harness import HOST_THREADS, TestedKernel
-from tests.kernels.quantized_data import contract_violations
+from tests.kernels.quantized_data import check_small_values, contract_violations, small_values
 from tests.kernels.test_quantized_model import family_case
 
 _DATA = Path(__file__).parents[2] / "sdpa_cutlass" / "data" / "minilm_qkv.safetensors"
@@ -158,6 +158,11 @@ def test_a_constant_added_to_every_key_changes_little(quantized_kernel: TestedKe
     assert (moved_lse.double() - lse.double() - shift).abs().max() < 5e-3, (
         "(c) softmax_lse lacks the constant"
     )
+
+
+def test_small_values_in_many_blocks(quantized_kernel: TestedKernel) -> None:
+    """What makes integer sums floats leaves O before it hides them."""
+    check_small_values(quantized_kernel, small_values(quantized_kernel, 96))
 
 
 @pytest.mark.parametrize("exponent", [-6, 3])

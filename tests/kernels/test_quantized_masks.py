@@ -14,7 +14,7 @@ from tests.kernels.general import Case, Lengths, random_qkv, random_sinks, run_c
 from tests.kernels.general_numerics import expected
 from tests.kernels.harness import TestedKernel
 from tests.kernels.masks import BIAS_DTYPES, LAYOUTS, MASK_DTYPES, MASK_SHAPES, random_mask
-from tests.kernels.quantized_data import contract_violations
+from tests.kernels.quantized_data import check_small_values, contract_violations, small_values
 from tests.kernels.test_quantized_model import family_case
 
 pytestmark = pytest.mark.kernels(masks=True)
@@ -245,3 +245,12 @@ def test_scales(quantized_kernel: TestedKernel, scale: float) -> None:
     for dtype in MASK_DTYPES:
         mask = random_mask(dtype, (ROWS, KEYS), quantized_kernel.device)
         check_masked(quantized_kernel, dataclasses.replace(case, scale=scale), mask)
+
+
+@pytest.mark.parametrize("dtype", MASK_DTYPES, **DTYPE_IDS)
+def test_small_values_in_many_blocks(quantized_kernel: TestedKernel, dtype: torch.dtype) -> None:
+    """Blocks are hidden where kMagic would have to leave O."""
+    case = small_values(quantized_kernel, 129)
+    is_seen = torch.arange(case.seqlen_k, device=quantized_kernel.device) // 64 % 32 != 0
+    mask = is_seen if dtype is torch.bool else torch.where(is_seen, 0, -math.inf).to(dtype)
+    check_small_values(quantized_kernel, dataclasses.replace(case, mask=mask.expand(1, 1, 1, -1)))

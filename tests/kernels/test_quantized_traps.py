@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -128,6 +129,26 @@ def test_trap_6_tokens_of_zeros(quantized_kernel: TestedKernel) -> None:
     case.v.zero_()
     out, _ = run_case(quantized_kernel, case)
     assert (out == 0).all()
+
+
+def test_trap_6_columns_of_zeros(quantized_kernel: TestedKernel) -> None:
+    """They are exactly 0 next to others, over many blocks whose references rise and fall."""
+    blocks = 80
+    case = family_case(quantized_kernel, "normal", 1, 1, 1, 20, 64 * blocks - 13)
+    token = torch.arange(case.seqlen_k, device=quantized_kernel.device) / 64
+    case.q[..., 0] = 4
+    case.k[..., 0] = 40 * torch.sin(token / 7) - token  # in 64 keys, up to 30 in log2 units
+    case.v[:, :, ::129] *= 100
+    zeros = [0, 5, 17, 18, 19, quantized_kernel.info.head_dim - 1]
+    case.v[..., zeros] = 0
+    seen = torch.ones(1, 1, 1, case.seqlen_k, device=quantized_kernel.device)
+    seen[..., 7::11] = 0
+    masks = (None, seen.bool(), seen) if quantized_kernel.info.mask_types else (None,)
+    for mask in masks:
+        out, _ = run_case(quantized_kernel, dataclasses.replace(case, mask=mask))
+        others = [column for column in range(out.shape[-1]) if column not in zeros]
+        assert (out[..., others] != 0).any(2).all()
+        assert (out[..., zeros] == 0).all(), f"(b) {out[..., zeros].abs().max().item()} is not 0"
 
 
 def test_trap_6_queries_and_keys_of_zeros(quantized_kernel: TestedKernel) -> None:

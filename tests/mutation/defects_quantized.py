@@ -8,7 +8,15 @@ _FOLDER = "fmha_fwd_q8/"
 
 
 def _quantized(
-    name: str, header: str, old: str, new: str, defect: str, by: Check, *, observed: bool = False
+    name: str,
+    header: str,
+    old: str,
+    new: str,
+    defect: str,
+    by: Check,
+    *,
+    kernels: Kernels = Kernels.QUANTIZED,
+    observed: bool = False,
 ) -> Mutant:
     return Mutant(
         name=f"quantized_{name}",
@@ -16,7 +24,7 @@ def _quantized(
         old=old,
         new=new,
         defect=defect,
-        kernels=Kernels.QUANTIZED,
+        kernels=kernels,
         by=by,
         observed=observed,
     )
@@ -124,7 +132,7 @@ QUANTIZED: tuple[Mutant, ...] = (
     _quantized(
         "zero_tokens_take_one",
         "quantize.cuh",
-        "smallest == kNone ? 1.f : scale_of(smallest)",
+        "smallest == kNone ? kScaleOfZeros : scale_of(smallest)",
         "1.f",
         "a token of zeros owns its block's reference and erases the others",
         Check.IDENTITIES,
@@ -249,6 +257,79 @@ QUANTIZED: tuple[Mutant, ...] = (
         "",
         "row_sum keeps its old reference",
         Check.NUMERICS,
+    ),
+    # ---- sums that start at kMagic ----
+    _quantized(
+        "shift_stays_at_a_rescale",
+        "softmax.cuh",
+        "if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];",
+        "",
+        "O keeps kMagic of every block",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "shift_is_not_counted",
+        "softmax.cuh",
+        "shift[i] = fmaf(kMagic, weight[i], shift[i]);",
+        "shift[i] += 0.f;",
+        "a block's kMagic never leaves O",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "shift_leaves_twice",
+        "softmax.cuh",
+        "    shift[i] = 0.f;\n",
+        "",
+        "what has left O leaves it again",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "values_start_at_zero",
+        "mainloop.cuh",
+        "cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), first);",
+        "cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), (clear(sums), sums));",
+        "integer sums of values are taken for floats",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "shift_is_never_due",
+        "mainloop.cuh",
+        "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
+        "",
+        "over many blocks O is rounded to more than small values",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "hidden_blocks_are_not_due",
+        "mainloop.cuh",
+        "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
+        "if constexpr (Traits::kShiftsO) softmax.is_due = n_block % SoftmaxState::kTerms == 0;",
+        "a mask that hides the blocks where the shift is due keeps it in O",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "shift_with_biases_is_never_due",
+        "biased_softmax.cuh",
+        "bool moves = this->is_due;",
+        "bool moves = false;",
+        "over many blocks with a bias O is rounded to more than small values",
+        Check.NUMERICS,
+        kernels=Kernels.QUANTIZED_SHIFTED,
+    ),
+    _quantized(
+        "blocks_of_zeros_take_one",
+        "rounding.cuh",
+        "kScaleOfZeros = 0x1p-64f;",
+        "kScaleOfZeros = 1.f;",
+        "a block of zeros owns the row's reference, and O is rounded to more than small values",
+        Check.IDENTITIES,
+        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     # ---- tokens that share a scale ----
     _quantized(

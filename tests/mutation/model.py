@@ -51,6 +51,8 @@ class Kernels(Enum):
     """One role for all gradients."""
     QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
     """Products of bytes, and the pass that makes them."""
+    QUANTIZED_SHIFTED = ("d128_m64n64_s2_w4_f16_int8",)
+    """The same where O takes integer sums as floats that are too large."""
     QUANTIZED_SPLIT = ("d64_m16n64_s1_w4_g4_f16_int8_split",)
     """The same where CTAs and the warps of one share the keys."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
@@ -70,6 +72,7 @@ class Kernels(Enum):
             Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
             Kernels.BACKWARD_FUSED: "fmha_bwd_fused_sm89",
             Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
+            Kernels.QUANTIZED_SHIFTED: "fmha_fwd_q8_sm89",
             Kernels.QUANTIZED_SPLIT: "fmha_fwd_q8_sm89",
         }
         lead = leads.get(self, "fmha_fwd_sm89")
@@ -92,6 +95,7 @@ class Kernels(Enum):
         others = (
             Kernels.COMBINE,
             Kernels.QUANTIZED,
+            Kernels.QUANTIZED_SHIFTED,
             Kernels.QUANTIZED_SPLIT,
             Kernels.BACKWARD,
             Kernels.BACKWARD_TURNS,

@@ -59,19 +59,21 @@ _OF_SPLITS = (
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
+_QUANTIZED = (
+    "test_quantized_model.py",
+    "test_quantized.py",
+    "test_quantized_masks.py",
+    "test_quantized_traps.py",
+    "test_bank_conflicts.py",
+)
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
     Kernels.HOPPER_GENERAL: (*_GENERAL, "test_mask_blocks.py"),
     Kernels.DROPOUT: ("test_dropout.py", "test_large_scores.py", *_GENERAL),
     Kernels.HOPPER_DROPOUT: ("test_dropout.py",),
     Kernels.COMBINE: ("test_merge.py",),
-    Kernels.QUANTIZED: (
-        "test_quantized_model.py",
-        "test_quantized.py",
-        "test_quantized_masks.py",
-        "test_quantized_traps.py",
-        "test_bank_conflicts.py",
-    ),
+    Kernels.QUANTIZED: _QUANTIZED,
+    Kernels.QUANTIZED_SHIFTED: _QUANTIZED,
     Kernels.QUANTIZED_SPLIT: ("test_quantized_split.py", "test_quantized_model.py", "test_bank_conflicts.py"),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_TURNS: ("test_backward.py", "test_bias_gradient.py"),

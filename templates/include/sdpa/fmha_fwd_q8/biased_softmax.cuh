@@ -150,7 +150,8 @@ struct BiasedSoftmax : QuantizedSoftmax<Traits> {
   template <class Out>
   SDPA_DEVICE void refer(const float (&block_max)[kRows], float (&reference)[kRows], Out &out, float (&weight)[kRows]) {
     float excess[kRows];
-    bool moves = false;
+    bool moves = this->is_due;
+    this->is_due = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);
@@ -170,6 +171,7 @@ struct BiasedSoftmax : QuantizedSoftmax<Traits> {
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) weight[i] = Arch::exp2(excess[i]);
+    this->count(weight);
   }
 };
 

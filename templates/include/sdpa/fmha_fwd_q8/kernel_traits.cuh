@@ -155,6 +155,9 @@ struct KernelTraits {
   static constexpr int kRowsPerThread = 2 * kMmaM;
   // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. A larger O leaves no room for more.
   static constexpr int kColumnTiles = kHeadDim == 64 ? 4 : 2;
+  // O takes the sums of P̂ V̂ as the floats kMagic + P̂ V̂: one instruction an element instead of two. At head_dim 64 that
+  // spills, and memory bounds split kernels.
+  static constexpr bool kShiftsO = kQuantizesV && kHeadDim > 64 && !kIsSplit;
 
   using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
   using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;

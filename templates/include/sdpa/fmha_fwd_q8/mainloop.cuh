@@ -5,7 +5,8 @@
 // Blocks are visited from the last to the first, as in fmha_fwd/mainloop.cuh, kStages - 1 of them ahead: one barrier a
 // block. The sums of Q̂ K̂ᵀ start at kMagicBits instead of 0, so that they are floats when they are done. With V of bytes,
 // the sums of P̂ V̂ are integers of one block: they are made for a few columns of O at a time, and each is added to O
-// with its row's weight, so no second O is needed. A boolean mask selects among the sums, a bias turns them into logits.
+// with its row's weight, so no second O is needed. With kShiftsO they start at kMagicBits too, and the softmax takes
+// kMagic from O again. A boolean mask selects among the sums, a bias turns them into logits.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -72,6 +73,8 @@ struct Mainloop {
     QPrologue<Traits>::run(params, tile, sequence, smem_q,
                            softmax.q_scale);  // the loop's first barrier makes it visible
 
+    const auto start = make_start();
+
     // ---- one key block ----
     int stage = 0;                                         // where block n_block lies, from the first stage on
     int free_stage = (kStages - 1) * Traits::kStageBytes;  // of block n_block - kStages + 1
@@ -93,11 +96,12 @@ struct Mainloop {
 
       constexpr bool kWhole = !decltype(needs_mask)::value;
       const int first_col = n_block * kBlockN;
+      if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;
       if constexpr (Traits::kHasMask) mask.template fetch<kWhole>(tScS, first_row, first_col, sequence);
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view);
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view, start);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
@@ -124,10 +128,10 @@ struct Mainloop {
           float weight[kRows];
           if (!Arch::any(*v_inverse < 0.f)) {
             softmax.update(scores, tOrO_rows, k_scale, v_log2, v_inverse, weight);
-            add_bytes(tOrO, tSrS, weight, smem_v);
+            add_bytes(tOrO, tSrS, weight, smem_v, start);
           } else {
             softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
-            add_bytes(tOrO, tSrS, weight, smem_v);
+            add_bytes(tOrO, tSrS, weight, smem_v, start);
           }
         } else {
           softmax.update(scores, tOrO_rows, k_scale);
@@ -146,22 +150,30 @@ struct Mainloop {
       masked_from = keys.n_block_min;
     } while (n_block >= keys.n_block_min);
     Arch::template cp_async_wait<0>();
+    if constexpr (Traits::kShiftsO) softmax.settle(tOrO_rows);
   }
 
  protected:
   // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
   // are no registers for a whole k-step twice.
-  template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB>
+  template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB,
+            class Start>
   SDPA_DEVICE static void multiply_qk(const Mma &mma, Acc &tSrS, const FragA &tSrQ, const FragB &tSrK,
-                                      const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view) {
+                                      const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view,
+                                      const Start &start) {
     constexpr int kPairs = kBlockN / 16;
-    CUTE_UNROLL
-    for (int i = 0; i < size(tSrS); ++i) tSrS(i) = kMagicBits;
+    Tensor first = broadcast(start, tSrS.layout().shape());
     in_pairs<kHeadDim / 32, kPairs>(
         [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
-        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), pair); });
+        [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
+          if constexpr (decltype(k)::value == 0) {
+            multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), first, pair);
+          } else {
+            multiply_pair(mma, tSrS, tSrQ(_, _, k), tSrK(_, _, k), tSrS, pair);
+          }
+        });
   }
 
   // For every k-step and pair of n-tiles: fetch_a(k) once, fetch_b(k, pair) one pair ahead, multiply(k, pair).
@@ -179,21 +191,46 @@ struct Mainloop {
     });
   }
 
-  // The columns of two n-tiles: acc += a b.
-  template <class Mma, class Acc, class FragA, class FragB, class Pair>
-  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, Pair) {
+  // What integer sums start with. With kShiftsO kMagicBits + 0 · 0 by an MMA: a result that the compiler does not know,
+  // else it would make the constants anew for each tile of P̂ V̂.
+  SDPA_DEVICE static auto make_start() {
+    Tensor start = make_tensor<uint32_t>(Shape<Shape<_2, _2>>{});
+    CUTE_UNROLL
+    for (int i = 0; i < size(start); ++i) start(i) = kMagicBits;
+    if constexpr (Traits::kShiftsO) {
+      typename Traits::TiledMmaQk mma;
+      Tensor zeros_a = make_tensor<int8_t>(Shape<Shape<_4, _2, _2>>{});
+      Tensor zeros_b = make_tensor<int8_t>(Shape<Shape<_4, _2>>{});
+      clear(zeros_a);
+      clear(zeros_b);
+      cute::gemm(mma, zeros_a, zeros_b, start);
+    }
+    return start;
+  }
+  // The same for each MMA tile of a shape ((2, 2), M, N).
+  template <class Start, class Shape>
+  SDPA_DEVICE static auto broadcast(const Start &start, const Shape &shape) {
+    return make_tensor(start.data(), make_layout(shape, make_stride(Stride<_1, _2>{}, _0{}, _0{})));
+  }
+
+  // The columns of two n-tiles: sums = before + a b.
+  template <class Mma, class Acc, class FragA, class FragB, class Before, class Pair>
+  SDPA_DEVICE static void multiply_pair(const Mma &mma, Acc &acc, const FragA &a, const FragB &b, const Before &before,
+                                        Pair) {
     arch::static_for<2>([&](auto n) SDPA_INLINE_LAMBDA {
       constexpr int kTile = 2 * Pair::value + decltype(n)::value;
       arch::static_for<Traits::kMmaM>([&](auto m) SDPA_INLINE_LAMBDA {
         auto sums = acc(_, m, Int<kTile>{});
-        cute::gemm(mma, a(_, m), b(_, Int<kTile>{}), sums);
+        cute::gemm(mma, sums, a(_, m), b(_, Int<kTile>{}), before(_, m, Int<kTile>{}));
       });
     });
   }
 
-  // O += weight · P̂ V̂, kColumnTiles MMA tiles of columns at a time. tSrS: 252 P · 2^-24.
-  template <class Acc, class Scores>
-  SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem_v) {
+  // O += weight · P̂ V̂, or with kShiftsO weight · (kMagic + P̂ V̂), kColumnTiles MMA tiles of columns at a time.
+  // tSrS: 252 P · 2^-24.
+  template <class Acc, class Scores, class Start>
+  SDPA_DEVICE static void add_bytes(Acc &tOrO, const Scores &tSrS, const float (&weight)[kRows], const int8_t *smem_v,
+                                    const Start &start) {
     constexpr int kTiles = Traits::kColumnTiles, kSteps = kBlockN / 32;
     typename Traits::TiledMmaPv mma;
     // Tiles 2i and 2i + 1 of S are the keys 16i + 4l + {0, 1, 2, 3} of a row: a register of operand A.
@@ -214,6 +251,7 @@ struct Mainloop {
       }
     }
 
+    Tensor first = broadcast(start, make_shape(Shape<_2, _2>{}, Int<Traits::kMmaM>{}, Int<kTiles>{}));
     Tensor sVt = make_tensor(make_smem_ptr(smem_v), typename Traits::SmemLayoutVt{});  // (kHeadDim, kBlockN)
     const auto ldsm = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma).get_slice(Traits::group_thread());
     Tensor tOsVt = ldsm.partition_S(sVt);  // (16, kHeadDim / 16, kSteps)
@@ -224,13 +262,17 @@ struct Mainloop {
       Tensor tOrVt_view = ldsm.retile_D(tOrVt);                                     // (16, kTiles / 2, kSteps)
       Tensor sums = make_tensor<uint32_t>(
           make_layout(make_shape(Shape<_2, _2>{}, Int<Traits::kMmaM>{}, Int<kTiles>{})));  // ((2, 2), MMA_M, kTiles)
-      clear(sums);
+      if constexpr (!Traits::kShiftsO) clear(sums);
       arch::static_for<kSteps>([&](auto k) SDPA_INLINE_LAMBDA {
         arch::static_for<kTiles / 2>([&](auto pair) SDPA_INLINE_LAMBDA {
           cute::copy(typename Traits::ByteLdsm{}, tOsVt(_, Int<kChunk * kTiles / 2 + decltype(pair)::value>{}, k),
                      tOrVt_view(_, pair, k));
         });
-        cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), sums);
+        if constexpr (Traits::kShiftsO && decltype(k)::value == 0) {
+          cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), first);
+        } else {
+          cute::gemm(mma, tOrP(_, _, k), tOrVt(_, _, k), sums);
+        }
       });
       CUTE_UNROLL
       for (int m = 0; m < Traits::kMmaM; ++m) {
@@ -239,7 +281,8 @@ struct Mainloop {
           CUTE_UNROLL
           for (int e = 0; e < 4; ++e) {
             float &o = tOrO(make_coord(e % 2, e / 2), m, kChunk * kTiles + n);
-            o = fmaf(static_cast<float>(static_cast<int32_t>(sums(make_coord(e % 2, e / 2), m, n))),
+            const uint32_t sum = sums(make_coord(e % 2, e / 2), m, n);
+            o = fmaf(Traits::kShiftsO ? to_float(sum) : static_cast<float>(static_cast<int32_t>(sum)),
                      weight[2 * m + e / 2], o);
           }
         }
@@ -268,7 +311,8 @@ struct Mainloop {
         [](auto) SDPA_INLINE_LAMBDA {},
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
-        [&](auto k, auto pair) SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), pair); });
+        [&](auto k, auto pair)
+            SDPA_INLINE_LAMBDA { multiply_pair(mma, tOrO, tOrP(_, _, k), tOrVt(_, _, k), tOrO, pair); });
   }
 };
 

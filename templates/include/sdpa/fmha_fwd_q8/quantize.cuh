@@ -7,7 +7,8 @@
 //
 // Subtracting c from every key adds the same to all logits of a row, so softmax does not change; softmax_lse gets it
 // back. Where tokens have scales of their own, one of zeros takes the smallest st of its block, so that it does not decide
-// the block's reference of P; where all are zeros, st is 1. Rows at and beyond seqlen_k are zeros, and are not read.
+// the block's reference of P; where all are zeros, st is kScaleOfZeros, so that they do not decide the row's. Rows at and
+// beyond seqlen_k are zeros, and are not read.
 // A CTA has K or V of a block: K in even CTAs, V in odd ones; without V all have K. Thread t has row t / 2 and of its
 // columns every second 16, from 16 (t % 2) on.
 #pragma once
@@ -233,7 +234,8 @@ struct Quantize {
       of_group = g == group ? most : of_group;
     }
     const uint32_t of_token = is_flat ? of_group : amax;
-    const float scale = !is_zero(of_token) ? scale_of(of_token) : smallest == kNone ? 1.f : scale_of(smallest);
+    const float of_zeros = smallest == kNone ? kScaleOfZeros : scale_of(smallest);
+    const float scale = is_zero(of_token) ? of_zeros : scale_of(of_token);
 
     char *const block = params.blocks + place(params, sequence, n_block, bidb, bidh_kv) * Block::kBytes;
     if (lane % 2 == 0) {

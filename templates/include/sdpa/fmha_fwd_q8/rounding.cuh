@@ -20,6 +20,7 @@
 namespace sdpa::fmha_fwd_q8 {
 
 inline constexpr float kSmallest = 0x1p-100f;
+inline constexpr float kScaleOfZeros = 0x1p-64f;  // of a block of V
 inline constexpr float kLargestFloat = 3.402823466e38f;
 
 SDPA_DEVICE uint32_t to_bits(float x) {

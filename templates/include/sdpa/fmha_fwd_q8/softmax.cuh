@@ -12,6 +12,12 @@
 // then O and row_sum are rescaled. P̂ refers to the block's own exact maximum instead, so none exceeds 252 by more than
 // rounding allows, and the token that weighs most has full precision. kMagic · c goes into the subtrahend: both floats
 // differ from exact arithmetic by half a unit of kMagic · c < 2^17, 2^-7 at most, which kCap sees to.
+//
+// With kShiftsO the sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so. `shift` is what O is too
+// large by, from the same operations, so that V of zeros leaves exactly 0. It leaves O whenever that is rescaled, and
+// every kTerms blocks: until then rounding costs a block 16 at most, in units of the heaviest one, where half a step of
+// V̂ under the largest P̂ is 126.
+//
 // Unseen scores are -inf, set once the sums are floats. A block without keys has r = kNoKey, which is row_max's floor too:
 // with two floors exp2(r - row_max) might be infinite.
 #pragma once
@@ -36,6 +42,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
 
   static constexpr int kRows = Traits::kRowsPerThread;
   static constexpr int kRuns = Traits::kBlockN / 16;  // of 4 neighbouring keys, in a lane's row
+  static constexpr int kTerms = 32;
   // P̂ · 2^-24 is what exp2 gives: the bits of a half that holds it are the integer.
   static constexpr float kLog2Scale = 7.97727992349992f - 24.f;  // log2(252) - 24
   // What P and row_sum leave for the end: O · kOutScale / row_sum, and row_max + kLseShift in softmax_lse.
@@ -43,6 +50,15 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   static constexpr float kLseShift = Traits::kQuantizesV ? 8.f - 7.97727992349992f : 0.f;
 
   float q_scale[kRows];  // with the softmax's own, in log2 units
+  float shift[kRows] = {};
+  bool is_due = false;  // shift has to leave O before the next block that is seen
+
+  // The last: O becomes the sums of P V.
+  template <class Out>
+  SDPA_DEVICE void settle(Out &out) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) scale_row(i, 1.f, out);
+  }
 
   // c of row i. At least the smallest normal number, so that -inf · c is -inf. A NaN stays one.
   SDPA_DEVICE float factor(int i, float k_scale) const {
@@ -153,7 +169,8 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   // The references of a block, from those of this lane: its own, and row_max with O and row_sum.
   template <class Out>
   SDPA_DEVICE void refer(float (&reference)[kRows], Out &out, float (&weight)[kRows]) {
-    bool moves = false;
+    bool moves = is_due;
+    is_due = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);
@@ -165,6 +182,15 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) weight[i] = Arch::exp2(reference[i] - row_max[i]);
+    count(weight);
+  }
+
+  // A block is added with these weights next.
+  SDPA_DEVICE void count(const float (&weight)[kRows]) {
+    if constexpr (Traits::kShiftsO) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) shift[i] = fmaf(kMagic, weight[i], shift[i]);
+    }
   }
 
   SDPA_DEVICE static float across_quad_max(float max) {
@@ -188,7 +214,11 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   SDPA_DEVICE void scale_row(int i, float scores_scale, Out &out) {
     row_sum[i] *= scores_scale;
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(out); ++j) out(i, j) *= scores_scale;
+    for (int j = 0; j < size<1>(out); ++j) {
+      if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];
+      out(i, j) *= scores_scale;
+    }
+    shift[i] = 0.f;
   }
 };
 

@@ -62,6 +62,7 @@ struct SplitMainloop : Mainloop<Traits> {
     QPrologue<Traits>::run(params, tile, sequence, reinterpret_cast<int8_t *>(smem), softmax.q_scale);
     Arch::syncthreads();  // Q is in shared memory
 
+    const auto start = Base::make_start();
     for (; n_block >= keys.n_block_min; --n_block) {
       const bool is_last = n_block == keys.n_block_min;
       const float k_scale = next_k_scale;
@@ -69,7 +70,7 @@ struct SplitMainloop : Mainloop<Traits> {
       Arch::syncwarp();  // K(n) is visible
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, tSsK, tSrQ_view, tSrK_view);
+      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, tSsK, tSrQ_view, tSrK_view, start);
       Arch::syncwarp();  // every lane has read K(n)
       if (!is_last) {
         copy.load_k(0);
@@ -96,7 +97,7 @@ struct SplitMainloop : Mainloop<Traits> {
         } else {
           softmax.update(scores, tOrO_rows, k_scale, *v_log2, -*v_inverse, weight);
         }
-        Base::add_bytes(tOrO, tSrS, weight, reinterpret_cast<const int8_t *>(room + Traits::kOffsetV));
+        Base::add_bytes(tOrO, tSrS, weight, reinterpret_cast<const int8_t *>(room + Traits::kOffsetV), start);
       } else {
         softmax.update(scores, tOrO_rows, k_scale);
         Base::add_halves(tOrO, tSrS, reinterpret_cast<Element *>(room + Traits::kOffsetV));
