@@ -128,15 +128,9 @@ struct Epilogue {
         *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
             make_uint4(vector[0], vector[1], vector[2], vector[3]);
     }
-    if (params.softmax_lse && merged.group == 0 && quad_lane < 2) {
-      CUTE_UNROLL
-      for (int m = 0; m < Traits::kMmaM; ++m) {
-        const int row = first_row + merged.row(2 * m + quad_lane);
-        if (row < sequence.num_rows)
-          *lse_at(params, tile, sequence, row) =
-              quad_lane == 0 ? SoftmaxState::lse(merged.row_max[2 * m], merged.row_sum[2 * m])
-                             : SoftmaxState::lse(merged.row_max[2 * m + 1], merged.row_sum[2 * m + 1]);
-      }
+    if (merged.group == 0) {
+      const int row = first_row + merged.row(quad_lane);
+      store_lse(params, tile, sequence, quad_lane, row, merged.row_max, merged.row_sum);
     }
   }
 
@@ -188,6 +182,22 @@ struct Epilogue {
   }
 
  private:
+  // Lane i of a quad stores softmax_lse of row i of those that the quad has, which is the tile's row `row`: one branch.
+  template <int kRows>
+  SDPA_DEVICE static void store_lse(const Params &params, const WorkTile &tile, const Sequence &sequence, int i,
+                                    int row, const float (&row_max)[kRows], const float (&row_sum)[kRows]) {
+    static_assert(kRows <= 4);
+    if (params.softmax_lse && i < kRows && row < sequence.num_rows) {
+      float max = row_max[0], sum = row_sum[0];
+      CUTE_UNROLL
+      for (int other = 1; other < kRows; ++other) {
+        max = i == other ? row_max[other] : max;
+        sum = i == other ? row_sum[other] : sum;
+      }
+      *lse_at(params, tile, sequence, row) = SoftmaxState::lse(max, sum);
+    }
+  }
+
   // A 4 x 4 matrix, of which each lane of a quad holds a column: afterwards it holds a row, row `quad_lane`.
   SDPA_DEVICE static void transpose_quad(uint32_t (&words)[4], int quad_lane) {
     const bool is_odd = quad_lane % 2 != 0, is_high = quad_lane >= 2;
