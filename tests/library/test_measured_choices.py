@@ -26,7 +26,7 @@ from sdpa_cutlass.choice.cost import Estimate, estimate
 from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.choice.select import families_with_plain, order, ranking
 from sdpa_cutlass.cli import predictions, results, suites
-from sdpa_cutlass.cli.tuning import derive, journal, tasks
+from sdpa_cutlass.cli.tuning import derive, journal
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
 from tests.library.cards import made_card

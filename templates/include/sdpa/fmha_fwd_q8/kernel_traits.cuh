@@ -104,6 +104,7 @@ struct KernelTraits {
   static_assert(!kIsSplit || !kHasMask, "split kernels take no masks");
   // The float that stands for kMagic + n is exact: the largest sums of Q Kᵀ stay below 2^22 for head_dim up to 256.
   static_assert(kLargestInt8 * kLargestInt8 * kHeadDim < 1 << 22);
+  static_assert(256 * kLargestInt8 * kBlockN < 1 << 22, "and those of P V");
   // Half a unit of the subtrahend, whose largest is kMagic · kCap < 2^17, lets 252 grow to less than 255.5.
   static_assert(kMagic * kCap < 131072.f && kLargestP * 1.0109f < 255.5f, "log2 of 1.0109 is 2^-6");
 

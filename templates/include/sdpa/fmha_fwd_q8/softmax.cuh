@@ -13,10 +13,10 @@
 // rounding allows, and the token that weighs most has full precision. kMagic · c goes into the subtrahend: both floats
 // differ from exact arithmetic by half a unit of kMagic · c < 2^17, 2^-7 at most, which kCap sees to.
 //
-// With kShiftsO the sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so. `shift` is what O is too
-// large by, from the same operations, so that V of zeros leaves exactly 0. It leaves O whenever that is rescaled, and
-// every kTerms blocks: until then rounding costs a block 16 at most, in units of the heaviest one, where half a step of
-// V̂ under the largest P̂ is 126.
+// With kShiftsO the sums of P̂ V̂ arrive as kMagic + P̂ V̂ too, and O takes them so. `shift` is what O is too large by, from
+// the same operations, so that V of zeros leaves exactly 0. It leaves O whenever that is rescaled, and every kTerms
+// blocks: until then rounding costs a block 16 at most, in units of the heaviest one, where half a step of V̂ under the
+// largest P̂ is 126.
 //
 // Unseen scores are -inf, set once the sums are floats. A block without keys has r = kNoKey, which is row_max's floor too:
 // with two floors exp2(r - row_max) might be infinite.
