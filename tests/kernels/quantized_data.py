@@ -9,8 +9,7 @@ from sdpa_cutlass.library.registry import Accuracy
 from tests.kernels.general import Case, run_case
 from tests.kernels.general_numerics import expected
 from tests.kernels.harness import TestedKernel
-
-_BLOCK = 64
+from tests.kernels.quantized_model import BLOCK
 
 
 def contract_violations(
@@ -56,11 +55,11 @@ def small_values(kernel: TestedKernel, num_blocks: int) -> Case:
     has in column 3 what its byte 1 stands for, which P's byte 32 multiplies: column 3 of the output is 1 / 64
     of that, which bytes express without an error.
     """
-    shape = (1, 1, num_blocks * _BLOCK, kernel.info.head_dim)
+    shape = (1, 1, num_blocks * BLOCK, kernel.info.head_dim)
     v = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
     v[..., 0] = 63 / 64
-    small = torch.arange(num_blocks, device=kernel.device) * _BLOCK
-    small += 37 * torch.arange(num_blocks, device=kernel.device) % _BLOCK
+    small = torch.arange(num_blocks, device=kernel.device) * BLOCK
+    small += 37 * torch.arange(num_blocks, device=kernel.device) % BLOCK
     v[:, :, small, 0] = 1 / 8
     v[:, :, small, 3] = 1 / 8 / 127
     q = torch.zeros_like(v[:, :, :5])

@@ -2,7 +2,7 @@
 
 Random problems on an H200 (2026-11-23, float16, graph replays). Each has the kernel that was chosen with its
 time, and kernels that took less. Only the family that was measured takes part. Then every eighth problem of
-five runs, with the times of all kernels that the model held possible, of both families; and the general
+nine runs, with the times of all kernels that the model held possible, of both families; and the general
 kernels of both on the problems of `benchmarks.compare_kernels`.
 """
 

@@ -11,6 +11,7 @@ from tests.mutation.defects_math import MATHS
 from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
 from tests.mutation.defects_quantized import QUANTIZED
+from tests.mutation.defects_quantized_bytes import QUANTIZED_BYTES
 from tests.mutation.defects_quantized_split import QUANTIZED_SPLIT
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_sm90_pairs import HOPPER_PAIRS
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOPPER,
     *HOPPER_PAIRS,
     *COMBINES,
+    *QUANTIZED_BYTES,
     *QUANTIZED,
     *QUANTIZED_SPLIT,
     *BACKWARDS,

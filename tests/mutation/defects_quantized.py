@@ -1,4 +1,4 @@
-"""Defects of the quantised kernels: bytes and scales, the arithmetic of P, the workspace, the epilogue."""
+"""Defects of the quantised kernels behind their bytes: the arithmetic of P, sums, masks, the epilogue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.mutation.model import Check, Kernels, Mutant
 _FOLDER = "fmha_fwd_q8/"
 
 
-def _quantized(
+def quantized(
     name: str,
     header: str,
     old: str,
@@ -31,138 +31,8 @@ def _quantized(
 
 
 QUANTIZED: tuple[Mutant, ...] = (
-    # ---- the mean of the keys ----
-    _quantized(
-        "mean_is_not_subtracted",
-        "quantize.cuh",
-        "minus(x[i][e], mean[column(i) + e])",
-        "minus(x[i][e], 0.f)",
-        "K keeps its mean, which softmax_lse gets a second time",
-        Check.LSE,
-    ),
-    _quantized(
-        "lse_without_the_mean",
-        "epilogue.cuh",
-        "if (needs_mean) row_max +=",
-        "if (false) row_max +=",
-        "q·c is missing in softmax_lse",
-        Check.LSE,
-    ),
-    _quantized(
-        "mean_reads_beyond_the_length",
-        "quantize.cuh",
-        "static_cast<uint32_t>(seqlen_k - 1)",
-        "static_cast<uint32_t>(seqlen_k)",
-        "the last sampled key lies behind the sequence",
-        Check.IDENTITIES,
-    ),
-    # ---- bytes and scales ----
-    _quantized(
-        "scale_of_the_next_lane",
-        "tile_copy.cuh",
-        "params.k_scale + block * 4 + tid % 4;",
-        "params.k_scale + block * 4 + (tid + 1) % 4;",
-        "a lane takes the scale of its neighbour's keys",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "scale_of_another_block",
-        "tile_copy.cuh",
-        "k_scale_ -= 4;",
-        "k_scale_ -= 0;",
-        "the keys of all blocks take the scales of the last one",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "scale_of_the_other_row",
-        "q_prologue.cuh",
-        "q_scale[i] = scale",
-        "q_scale[i ^ 1] = scale",
-        "rows g and g + 8 swap their scales",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "keys_in_natural_order",
-        "kernel_traits.cuh",
-        "Stride<Stride<_1, _4, _2, _16>>",
-        "Stride<Stride<_1, _2, _8, _16>>",
-        "columns of S are not the bytes of P's operand",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "half_a_transposition",
-        "quantize.cuh",
-        "other = Arch::shfl_xor(word, 2);  // in_quad ^ 1",
-        "other = word;",
-        "neighbouring tokens of V do not swap their bytes",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "minus_128_is_allowed",
-        "kernel_traits.cuh",
-        "kLargestInt8 = 127;",
-        "kLargestInt8 = 128;",
-        "the largest number of a group becomes 128, which is -128",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "maximum_drops_nan",
-        "rounding.cuh",
-        "return to_bits(x) & 0x7fffffffu;",
-        "return to_bits(x == x ? x : 0.f) & 0x7fffffffu;",
-        "a NaN is not the largest number of its group, and becomes some byte",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "infinity_has_a_scale",
-        "rounding.cuh",
-        "if (!is_finite(amax)) return to_float(0x7fffffffu);",
-        "",
-        "an infinity makes its group's scale infinite, and its bytes 0",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "tiny_numbers_are_not_zero",
-        "rounding.cuh",
-        "return magnitude < to_bits(kSmallest);",
-        "return magnitude == 0;",
-        "the inverse of a tiny maximum overflows",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "zero_tokens_take_one",
-        "quantize.cuh",
-        "smallest == kNone ? kScaleOfZeros : scale_of(smallest)",
-        "1.f",
-        "a token of zeros owns its block's reference and erases the others",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "rows_beyond_the_length_are_read",
-        "quantize.cuh",
-        "if (key < seqlen_k && col < num_cols)",
-        "if (col < num_cols)",
-        "what lies behind the last key enters scales and bytes",
-        Check.IDENTITIES,
-    ),
-    _quantized(
-        "columns_beyond_head_dim_are_read",
-        "quantize.cuh",
-        "if (key < seqlen_k && col < num_cols)",
-        "if (key < seqlen_k)",
-        "the next row's elements enter those of a smaller head_dim",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "packed_sequences_overlap",
-        "params.hpp",
-        "static_cast<int>(sequence.first_row_k / kBlock) + bidb : 0",
-        "static_cast<int>(sequence.first_row_k / kBlock) : 0",
-        "sequence b starts in the last block of the one before",
-        Check.NUMERICS,
-    ),
     # ---- the arithmetic of P ----
-    _quantized(
+    quantized(
         "largest_byte_is_256",
         "softmax.cuh",
         "kLog2Scale = 7.97727992349992f - 24.f",
@@ -170,7 +40,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "the largest weight of every block wraps to 0",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "running_maximum_in_p",
         "softmax.cuh",
         "fmaf(kMagic, c, (reference[i] - v_log2) - kLog2Scale)",
@@ -178,7 +48,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "P refers to the running maximum, and wraps where that lags behind",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "running_maximum_where_tokens_differ",
         "softmax.cuh",
         "subtrahend[i] = (reference[i] + Arch::multiply(kMagic, factor(i, k_scale))) - kLog2Scale;",
@@ -186,7 +56,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "the same in blocks whose tokens have scales of their own",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "no_floor_of_the_reference",
         "softmax.cuh",
         "reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);",
@@ -194,7 +64,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "a block of which a row sees nothing makes -inf less -inf",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "reference_of_a_lane",
         "softmax.cuh",
         "reference[i] = fmaxf(across_quad_max(reference[i]), kNoKey);",
@@ -202,7 +72,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "the lanes of a row have references of their own",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "no_cap",
         "softmax.cuh",
         "c = c > kCap ? kCap : c;",
@@ -210,7 +80,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "rounding of large logits exceeds a byte's room",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "cap_drops_nan",
         "softmax.cuh",
         "c = c > kCap ? kCap : c;",
@@ -218,7 +88,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "a NaN scale becomes the cap",
         Check.IDENTITIES,
     ),
-    _quantized(
+    quantized(
         "another_magic",
         "kernel_traits.cuh",
         "kMagicBits = 0x4B400000;",
@@ -226,7 +96,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "sums start where negative ones have half the resolution",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "blocks_weigh_alike",
         "softmax.cuh",
         "weight[i] = Arch::exp2(reference[i] - row_max[i]);",
@@ -234,7 +104,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "exp2(r - row_max) is missing",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "row_sum_with_the_scale",
         "softmax.cuh",
         "sum[i] = fmaf(scores(i, 4 * run + 1), inverse.y, sum[i]);",
@@ -242,7 +112,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "a weight joins row_sum with another token's 1 / st",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "values_without_their_scale",
         "softmax.cuh",
         "fmaf(scores(i, 4 * run + 2), c, log2_st.z)",
@@ -250,7 +120,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "a weight has the scale of another token",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "sums_are_not_rescaled",
         "softmax.cuh",
         "row_sum[i] *= scores_scale;",
@@ -259,7 +129,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
     ),
     # ---- sums that start at kMagic ----
-    _quantized(
+    quantized(
         "shift_stays_at_a_rescale",
         "softmax.cuh",
         "if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];",
@@ -268,7 +138,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "shift_is_not_counted",
         "softmax.cuh",
         "shift[i] = fmaf(kMagic, weight[i], shift[i]);",
@@ -277,7 +147,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "shift_leaves_twice",
         "softmax.cuh",
         "    shift[i] = 0.f;\n",
@@ -286,7 +156,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "values_start_at_zero",
         "mainloop.cuh",
         "cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), first);",
@@ -295,7 +165,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "shift_is_never_due",
         "mainloop.cuh",
         "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
@@ -304,7 +174,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "hidden_blocks_are_not_due",
         "mainloop.cuh",
         "if constexpr (Traits::kShiftsO) softmax.is_due |= n_block % SoftmaxState::kTerms == 0;",
@@ -313,7 +183,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "shift_with_biases_is_never_due",
         "biased_softmax.cuh",
         "bool moves = this->is_due;",
@@ -322,7 +192,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    _quantized(
+    quantized(
         "blocks_of_zeros_take_one",
         "rounding.cuh",
         "kScaleOfZeros = 0x1p-64f;",
@@ -331,33 +201,8 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.IDENTITIES,
         kernels=Kernels.QUANTIZED_SHIFTED,
     ),
-    # ---- tokens that share a scale ----
-    _quantized(
-        "unlike_tokens_share_a_scale",
-        "kernel_traits.cuh",
-        "kFlat = 4.f;",
-        "kFlat = 1e30f;",
-        "a token that is much smaller than its neighbours loses its bits",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "row_sum_of_shared_scales",
-        "softmax.cuh",
-        "fmaf(Arch::multiply(sum, v_inverse), weight[i], row_sum[i])",
-        "fmaf(sum, weight[i], row_sum[i])",
-        "row_sum lacks the 1 / st that tokens share",
-        Check.NUMERICS,
-    ),
-    _quantized(
-        "reference_without_the_shared_scale",
-        "softmax.cuh",
-        "fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2)",
-        "fmaf(largest(scores, i) - kMagic, factor(i, k_scale), 0.f)",
-        "lanes of a row compare logits that lack their log2 st",
-        Check.NUMERICS,
-    ),
     # ---- the loop and the end ----
-    _quantized(
+    quantized(
         "lse_without_its_shift",
         "softmax.cuh",
         "kLseShift = Traits::kQuantizesV ? 8.f - 7.97727992349992f : 0.f",
@@ -365,7 +210,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "softmax_lse lacks log2(256 / 252)",
         Check.LSE,
     ),
-    _quantized(
+    quantized(
         "largest_values_become_infinite",
         "epilogue.cuh",
         "cut(tOrO_rows(i, j) * inverse)",
@@ -373,7 +218,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "rounded weights of the largest values round up to infinity",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "epilogue_without_its_barrier",
         "epilogue.cuh",
         "    Arch::syncthreads();  // every warp has read its last K and V: their room may take O\n",
@@ -382,7 +227,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.RACES,
         observed=True,
     ),
-    _quantized(
+    quantized(
         "loop_without_its_barrier",
         "mainloop.cuh",
         "Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_stage was read by everyone\n",
@@ -390,7 +235,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "K and V are read before all threads have brought them",
         Check.RACES,
     ),
-    _quantized(
+    quantized(
         "maxima_without_their_barrier",
         "quantize.cuh",
         "    Arch::syncthreads();  // every warp's maxima are in shared memory\n",
@@ -399,7 +244,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.RACES,
         observed=True,
     ),
-    _quantized(
+    quantized(
         "transposed_without_its_barrier",
         "quantize.cuh",
         "    Arch::syncthreads();  // the block is transposed\n",
@@ -408,7 +253,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         Check.RACES,
         observed=True,
     ),
-    _quantized(
+    quantized(
         "wait_leaves_a_block_pending",
         "mainloop.cuh",
         "Arch::template cp_async_wait<kStages - 2>();",
@@ -426,7 +271,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         kernels=Kernels.QUANTIZED,
         by=Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "bias_in_natural_units",
         "biased_softmax.cuh",
         "Arch::multiply(bias, kLog2e)",
@@ -434,7 +279,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "a bias is added to log2 units as it is",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "bias_with_the_scale_of_another_row",
         "mainloop.cuh",
         "SoftmaxState::add_bias(score, bias, c[i]);",
@@ -442,7 +287,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "rows g and g + 8 swap their scales where there is a bias",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "large_bias_becomes_infinite",
         "biased_softmax.cuh",
         "fabsf(bias) > kLargest && ",
@@ -450,7 +295,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "the lowest finite bias hides its key, and the largest makes NaN",
         Check.IDENTITIES,
     ),
-    _quantized(
+    quantized(
         "bias_swallows_the_values_scales",
         "biased_softmax.cuh",
         "block_max[i] = fmaxf(across_quad_max(largest(scores, i)), kNoKey);",
@@ -458,7 +303,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "log2 st is added to x itself, and lost in a large bias",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "blocks_with_biases_weigh_alike",
         "biased_softmax.cuh",
         "weight[i] = Arch::exp2(excess[i]);",
@@ -466,7 +311,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "the weight of a block is missing where there is a bias",
         Check.NUMERICS,
     ),
-    _quantized(
+    quantized(
         "lse_without_row_base",
         "biased_softmax.cuh",
         "row_max[i] += row_base[i];",

@@ -82,7 +82,7 @@ _ALU_PER_SCORE = 6
 _GENERAL_SLOWDOWN = 1.1
 _LOST_TIE = 1.005  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.06  # of a kernel for a larger head_dim: columns are predicated
-_MASK_LOSS_OF_TWO_WARPS = 1.12  # of tiles without KV groups: 150 random problems with masks (2026-11-26)
+_MASK_LOSS_OF_TWO_WARPS = 1.12  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
 _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
