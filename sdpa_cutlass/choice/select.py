@@ -7,7 +7,7 @@ when only names of others match. Of all kernels that compete (`KernelInfo.serves
 General kernels come behind their family's plain ones that can run a problem: they are slower, and are only
 needed by problems with a mask, dropout, lengths or a rare head_dim. Split kernels compete with the plain ones
 where they have something to gain: query heads to pack, keys to share out, or rows so few that the tile of any
-plain kernel would be nearly empty (`order`).
+plain kernel would be nearly empty; so do general ones that leave rows out which plain ones compute (`order`).
 
 A key cache that grows asks for a choice with every token. So what depends on `Problem.kind` alone is found
 once (`Offer`), and a choice prices the few kernels that may win. Nothing is kept for a single problem.
@@ -83,9 +83,9 @@ class Offer:
         self._may_win = [
             (*pair, lag, _close_rows(pair[0], self.plain))
             for pair, lag in zip(legal, lags, strict=True)
-            if (pair[0].is_split or not lag) and pair not in self._outclassed
+            if (not lag or _may_gain(*pair)) and pair not in self._outclassed
         ]
-        self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not pair[0].is_split]
+        self._behind = [pair for pair, lag in zip(legal, lags, strict=True) if lag and not _may_gain(*pair)]
         self._keys_of_a_price = math.gcd(*(model.keys_of_a_price for _, model in legal)) or 1
         self._rows_of_a_price = math.gcd(*(model.rows_of_a_price for _, model in legal)) or 1
         self._most_rows = max((model.rows_of_a_price for _, model in legal), default=1)
@@ -125,6 +125,8 @@ class Offer:
         _, first, then, unpriced = found
         for kernel, model, lags_behind, close_rows in self._may_win:
             has_to_split = lags_behind and not packs and problem.seqlen_q > close_rows
+            if lags_behind and not kernel.is_split:
+                has_to_split = not model.leaves_rows_out(problem.seqlen_q)
             if has_to_split and not model.may_split(packed_rows, key_heads):
                 unpriced.append((kernel, model))
                 continue
@@ -170,6 +172,11 @@ def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
     return found
 
 
+def _may_gain(kernel: KernelInfo, model: Model) -> bool:
+    """Whether there are sizes at which a general kernel is not behind its family's plain ones."""
+    return kernel.is_split or model.leaves_rows_out(1)
+
+
 def _close_rows(kernel: KernelInfo, plain: Mapping[Family, int]) -> int:
     """The most rows of a head for which a tile of a split kernel is close, less than half of any plain one;
     0 for tiles that are no smaller.
@@ -207,10 +214,10 @@ def order(
 ) -> tuple[bool, float, str]:
     """Sorts a ranking by price; the general kernels of families in `plain` are behind.
 
-    Those have plain kernels in the ranking. What has a gain from splitting is not behind.
+    Those have plain kernels in the ranking. What gains from splitting or from the rows it leaves out is not.
     """
     gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
-    gains = gains or problem.seqlen_q <= _close_rows(kernel, plain)
+    gains = gains or cost.leaves_rows_out or problem.seqlen_q <= _close_rows(kernel, plain)
     return kernel.is_general and kernel.family in plain and not gains, cost.cycles, kernel.name
 
 

@@ -7,12 +7,14 @@ Exponentials of one consumer run under the products of the others, but for a par
 fewer products there are to hide it, and the fewer consumers. A card that is full runs slower than one with a
 few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of head_dim columns do not begin
 at multiples of the 32 bytes that the cache reads at once. Of a pair of CTAs each loads half of K and V. Tiles
-are dealt out to the SMs; each has a beginning and an end, in which Q and O cross the L2 cache, in pieces as K
-and V do: narrow ones are slow. A general kernel has a CTA for each tile, whose beginning nothing hides; its
-consumers without rows compute nothing.
+are dealt out to the SMs; each has a beginning, which waits for a block of K, and an end, and in these Q and O
+cross the L2 cache, in pieces as K and V do: narrow ones are slow. Of two CTAs on an SM one computes while the
+other waits; one that has an SM to itself waits more. A general kernel has a CTA for each tile, whose
+beginning nothing hides; its consumers without rows compute nothing.
 The constants were fitted to 1361 random problems on an H200 with all kernels worth trying, to the samples of
-eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels
-(2026-11; tests/library/test_measured_choices.py says how little the choice loses at each of them).
+eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels.
+Times that the DRAM bounds count as far as it lets them (2026-11; tests/library/test_measured_choices.py says
+how little the choice loses at each of them).
 A boolean mask is priced between one whose blocks are all true and a dense one; which blocks it hides is not
 known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
 and V, these come at the rate that K and V alone were read from the L2 cache.
@@ -31,15 +33,16 @@ from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
-_MMA_CLOCKS = 0.92 / 16  # of a warpgroup, for a key and a column of head_dim
-_EX2_CLOCKS = 3.7  # of a warpgroup, for a key
+_MMA_CLOCKS = 0.93 / 16  # of a warpgroup, for a key and a column of head_dim
+_EX2_CLOCKS = 3.77  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
-_FIRST_CYCLES = {2: 5770, 3: 7350}
-_TILE_CYCLES = {2: 2470, 3: 930}
+_FIRST_CYCLES = {2: 3670, 3: 4600}
+_TILE_CYCLES = {2: 2050, 3: 770}
+_BYTES_PER_FIRST_CYCLE = 15  # of a block of K, for which a CTA waits first
 # Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
 _Q_BYTES_PER_CLOCK = {16: 22.8, 32: 32, 64: 44}
 _UNALIGNED_Q_BYTES_PER_CLOCK = {16: 11, 32: 27.3, 64: 31.2}
-_FULL_CARD_LOSS = 0.237
+_FULL_CARD_LOSS = 0.2425
 _UNALIGNED_LOSS = 0.047  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
@@ -49,12 +52,14 @@ _NARROW_LOSS = {2: 1.2, 3: 1.05}
 # of a piece.
 _UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 13.2, 64: 22.6}
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
-_EXPOSED = {2: 0.5, 3: 0.29}
-_HIDDEN_BY_MMA = {2: 0.86, 3: 1.0}  # of that share, for each time that there are as many products again
-_CAUSAL_LOSS = 1.09  # consumers of a CTA have unlike numbers of blocks, and wait for each other
-_GENERAL_LOSS = {2: 1.29, 3: 1.09}
-_IDLE_SAVES = 0.19  # of a tile, a consumer whose rows lie beyond the last one: plain ones compute them
-_GENERAL_TILE_CYCLES = {2: 2130, 3: 2950}  # each tile has a CTA, which begins when the one before has ended
+_EXPOSED = {2: 0.59, 3: 0.32}
+_HIDDEN_BY_MMA = {2: 0.87, 3: 1.29}  # of that share, for each time that there are as many products again
+_CAUSAL_LOSS = 1.05  # consumers of a CTA have unlike numbers of blocks, and wait for each other
+_IDLE_SAVES = 0.2  # of a tile, a consumer whose rows lie beyond the last one: plain ones compute them
+# Of a general kernel, by consumers: a CTA finds its sequence first, and each tile has one of its own, which
+# begins when the one before has ended.
+_GENERAL_FIRST_CYCLES = {2: 2460, 3: 2890}
+_GENERAL_TILE_CYCLES = {2: 4280, 3: 5340}
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
@@ -62,9 +67,9 @@ _DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
-# Of two CTAs on an SM, one works while the other begins and ends, and consumers seldom wait.
-_EXPOSED_OF_TWO = 0.545
-_TILE_CYCLES_OF_TWO = 270
+# Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
+_EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.48, 0.92
+_TILE_CYCLES_OF_TWO = 580
 # Of a pair of CTAs against one CTA with this tile: where it takes whole heads, whose K and V then stay in L2
 # (grid.hpp), by head_dim, and elsewhere; where rows are unaligned, on top of sharing the loads.
 _PAIR_GAIN = {96: 0.95, 128: 0.86, 160: 0.88, 192: 0.89, 256: 0.91}
@@ -92,13 +97,12 @@ class FmhaFwdSm90(Model):
         if self._ctas == 2:
             exposed = _EXPOSED_OF_TWO
         self._block = mma + min(exposed, 1) * ex2
+        self._alone = (mma + _EXPOSED_ALONE * ex2) / self._block if self._ctas == 2 else 1.0
         if kernel.head_dim % 32 and problem.mask is None and not problem.has_dropout:
             self._block *= _NARROW_LOSS[consumers]
         self._is_limited = problem.is_causal or problem.window is not None
         if self._is_limited:
             self._block *= _CAUSAL_LOSS
-        if kernel.is_general:
-            self._block *= _GENERAL_LOSS[consumers]
         scores = kernel.block_m * kernel.block_n  # of a block
         self._loads = 0.0  # of a block, in clocks
         if problem.mask is not None:
@@ -117,7 +121,9 @@ class FmhaFwdSm90(Model):
             self._tile += _GENERAL_TILE_CYCLES[consumers]
             if problem.window is not None:
                 self._tile += _WINDOW_KEY_CYCLES * kernel.block_n
-        self._first = _FIRST_CYCLES[consumers]
+        self._first = _FIRST_CYCLES[consumers] + 2 * kernel.block_n * kernel.head_dim / _BYTES_PER_FIRST_CYCLE
+        if kernel.is_general:
+            self._first += _GENERAL_FIRST_CYCLES[consumers]
         self._is_unaligned = bool(problem.head_dim % _SECTOR_COLUMNS or problem.head_dim_v % _SECTOR_COLUMNS)
         columns = math.gcd(kernel.head_dim, 64)
         if self._is_unaligned:
@@ -145,13 +151,16 @@ class FmhaFwdSm90(Model):
         if kernel.is_general and not problem.has_lengths:
             idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS  # consumers of a head's last tile
             working -= _IDLE_SAVES * idle * heads / tiles
-        block = working * max(self._block * (1 + self._full_card_loss * load), self._loads * load)
+        alone = self._alone if tiles <= sms else 1.0
+        block = max(working * alone * self._block * (1 + self._full_card_loss * load), self._loads * load)
         crossing = self._row_cycles * used * load
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         tile = longest = blocks * block
         if rows is not None:
             tile = rows.all_rounds(kernel.block_n) / rows.count * block
             longest = rows.rounds(0, kernel.block_n) * block
+            if sms < tiles <= 2 * sms:  # it is alone in the end
+                longest *= self._alone
         if tile == longest:  # all are equal
             together = self._ctas if tiles > sms * self._ctas else 1
             rounds: float = math.ceil(tiles / sms / together) * together
@@ -160,6 +169,9 @@ class FmhaFwdSm90(Model):
         dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
         return cost * self._pair_factor(problem), 0
+
+    def leaves_rows_out(self, seqlen_q: int) -> bool:
+        return self.kernel.is_general and -seqlen_q % self.kernel.block_m >= _WARPGROUP_ROWS
 
     def _m_blocks(self, problem: Problem) -> int:
         """CTAs of a head; those of a cluster come together."""

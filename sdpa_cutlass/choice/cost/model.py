@@ -42,6 +42,7 @@ class Estimate:
     `cycles` are those of the SMs, by which kernels are ranked. `microseconds` are theirs, and no fewer than a
     launch and `dram_us`, in which inputs and output cross DRAM: the same for every kernel.
     `num_splits`: CTAs that should share the keys of a tile; 0 for kernels that cannot.
+    `leaves_rows_out`: as `Model.leaves_rows_out` says.
     """
 
     ctas: int
@@ -51,6 +52,7 @@ class Estimate:
     microseconds: float
     dram_us: float = 0.0
     num_splits: int = 0
+    leaves_rows_out: bool = False
 
 
 class Model(ABC):
@@ -77,6 +79,10 @@ class Model(ABC):
         """
         return False
 
+    def leaves_rows_out(self, seqlen_q: int) -> bool:
+        """Whether a general kernel does not compute some rows of its last tile that plain ones do."""
+        return False
+
     def outclasses(self, other: Model) -> bool:
         """Whether `other` costs no less, whatever the sizes. May say no where it does."""
         return False
@@ -99,4 +105,5 @@ class Model(ABC):
             microseconds=microseconds(cycles, dram_us, CLOCK_GHZ),
             dram_us=dram_us,
             num_splits=num_splits,
+            leaves_rows_out=self.leaves_rows_out(problem.seqlen_q),
         )
