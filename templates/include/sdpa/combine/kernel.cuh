@@ -27,16 +27,12 @@
 
 namespace sdpa::combine {
 
-// kStages: parts whose loads are in flight.
-template <class Arch_, class Element_, int kHeadDim_, int kStages_, int kNWarps, int kCtasPerSm_>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
+// Config: Arch, Element, kHeadDim (the largest), kStages (parts whose loads are in flight), kNWarps, kCtasPerSm.
+template <class Config>
+struct KernelTraits : Config {
+  using Config::kHeadDim;
 
-  static constexpr int kHeadDim = kHeadDim_;  // the largest
-  static constexpr int kStages = kStages_;
-  static constexpr int kThreads = 32 * kNWarps;
-  static constexpr int kCtasPerSm = kCtasPerSm_;
+  static constexpr int kThreads = 32 * Config::kNWarps;
   static constexpr int kSmemBytes = 0;
   static_assert(kHeadDim % kVector == 0 && kHeadDim / kVector <= kThreads, "a CTA must hold a row");
 };

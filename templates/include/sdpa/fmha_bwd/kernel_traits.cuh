@@ -99,23 +99,12 @@ struct RoleTraits {
   static_assert(!kOwnsKeys || kStream / 2 <= kThreads, "one pass loads the row statistics of a tile");
 };
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          int kDqBlockM_, int kDqBlockN_, bool kHasDropout_, int kCtasPerSm_, bool kHasMask_>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kNWarps = kNWarps_;
-  static constexpr int kThreads = 32 * kNWarps;
-  static constexpr int kDqBlockM = kDqBlockM_;
-  static constexpr int kDqBlockN = kDqBlockN_;
-  static constexpr bool kHasDropout = kHasDropout_;
-  static constexpr int kCtasPerSm = kCtasPerSm_;
-  static constexpr bool kHasMask = kHasMask_;        // may have one: a launch need not
-  static constexpr bool kSplitsKeys = kStages == 1;  // dK and dV have CTAs of their own
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kDqBlockM, kDqBlockN, kStages, kNWarps, kCtasPerSm, kHasDropout,
+// kHasMask (may have one: a launch need not).
+template <class Config>
+struct KernelTraits : Config {
+  static constexpr int kThreads = 32 * Config::kNWarps;
+  static constexpr bool kSplitsKeys = Config::kStages == 1;  // dK and dV have CTAs of their own
 
   using Keys = RoleTraits<KernelTraits, Role::kKeys>;
   using Dk = RoleTraits<KernelTraits, Role::kDk>;  // this and the next one in place of Keys, with kSplitsKeys

@@ -13,19 +13,17 @@ namespace sdpa::fmha_bwd_fused {
 
 using namespace cute;
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          bool kHasDropout_, int kCtasPerSm_>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kNWarps = kNWarps_;
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kNWarps, kHasDropout, kCtasPerSm.
+template <class Config>
+struct KernelTraits : Config {
+  using Config::kBlockM;
+  using Config::kBlockN;
+  using Config::kHeadDim;
+  using Config::kNWarps;
+  using Config::kStages;
+  using typename Config::Arch;
+  using typename Config::Element;
   static constexpr int kThreads = 32 * kNWarps;
-  static constexpr bool kHasDropout = kHasDropout_;
-  static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr bool kHasMask = false;
 
   // What fmha_bwd/launch.cuh asks of a kernel with two roles: there are no CTAs of the other one.

@@ -28,32 +28,30 @@ using namespace cute;
 // that the driver takes for a CTA. generator/core/arch.py has the same number and refuses tiles before they compile.
 inline constexpr int kMaxSmemBytes = 101376;
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          int kKvGroups_, bool kQInRegs_, bool kIsCausal_, bool kIsGeneral_, bool kHasDropout_, bool kIsSplit_,
-          int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
-  using Params =
-      std::conditional_t<kIsSplit_, SplitParams, std::conditional_t<kIsGeneral_, GeneralParams, sdpa::Params>>;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kNWarps = kNWarps_;
-  static constexpr int kKvGroups = kKvGroups_;
-  static constexpr bool kQInRegs = kQInRegs_;
-  static constexpr bool kIsCausal = kIsCausal_;
-  static constexpr bool kIsGeneral = kIsGeneral_;
-  static constexpr bool kHasDropout = kHasDropout_;
-  static constexpr bool kIsSplit = kIsSplit_;
-  static constexpr MaskKind kMask = kMask_;
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kNWarps, kKvGroups, kCtasPerSm, kQInRegs, kIsCausal,
+// kIsGeneral, kHasDropout, kIsSplit, kMask.
+template <class Config>
+struct KernelTraits : Config {
+  using Config::kBlockM;
+  using Config::kBlockN;
+  using Config::kHasDropout;
+  using Config::kHeadDim;
+  using Config::kIsCausal;
+  using Config::kIsGeneral;
+  using Config::kIsSplit;
+  using Config::kKvGroups;
+  using Config::kMask;
+  using Config::kNWarps;
+  using Config::kQInRegs;
+  using Config::kStages;
+  using typename Config::Arch;
+  using typename Config::Element;
+  using Params = std::conditional_t<kIsSplit, SplitParams, std::conditional_t<kIsGeneral, GeneralParams, sdpa::Params>>;
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kMayBeCausal = kIsCausal || kIsGeneral;
   static constexpr bool kMayHaveWindow =
       kIsGeneral && !(kHasDropout && kBlockM == 128 && kHeadDim >= 64);  // these tiles have no registers left
-  static constexpr int kCtasPerSm = kCtasPerSm_;
 
   static constexpr int kThreads = 32 * kNWarps;
   static constexpr int kWarpsM = kNWarps / kKvGroups;  // warps of one group, each with rows of its own

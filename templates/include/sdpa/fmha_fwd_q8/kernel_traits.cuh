@@ -40,23 +40,23 @@ inline constexpr float kCap = 0.01f;                // of the product of the sca
 inline constexpr float kFlat = 4.f;                 // largest over smallest of 16 tokens that share a scale
 inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, int kNWarps_,
-          Math kMath_, int kCtasPerSm_, MaskKind kMask_ = MaskKind::kNone, int kKvGroups_ = 1>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
-  static constexpr int kKvGroups = kKvGroups_;  // warps that share the query rows and split the keys
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kNWarps, kKvGroups (warps that share the query rows and
+// split the keys), kMath, kMask, kCtasPerSm.
+template <class Config>
+struct KernelTraits : Config {
+  using Config::kBlockM;
+  using Config::kBlockN;
+  using Config::kHeadDim;
+  using Config::kKvGroups;
+  using Config::kMask;
+  using Config::kMath;
+  using Config::kNWarps;
+  using Config::kStages;
+  using typename Config::Arch;
+  using typename Config::Element;
   static constexpr bool kIsSplit = kKvGroups > 1;
   using Params = std::conditional_t<kIsSplit, SplitQuantizedParams, QuantizedParams>;
-  static constexpr Math kMath = kMath_;
   static constexpr bool kQuantizesV = kMath == Math::kInt8;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kNWarps = kNWarps_;
-  static constexpr int kCtasPerSm = kCtasPerSm_;  // that registers leave room for
-  static constexpr MaskKind kMask = kMask_;
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr int kMaskRun = 4;  // neighbouring keys that a thread holds: see KeyOrder

@@ -28,21 +28,22 @@ inline constexpr int kWarpgroup = 128;        // threads
 inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
-template <class Arch_, class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kStages_, bool kIsCausal_,
-          bool kIsGeneral_, bool kHasDropout_, MaskKind kMask_, int kCluster_ = 1>
-struct KernelTraits {
-  using Arch = Arch_;
-  using Element = Element_;
-  using Params = std::conditional_t<kIsGeneral_, fmha_fwd_sm90::GeneralParams<typename Arch::TensorMap>,
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kCluster, kIsCausal, kIsGeneral, kHasDropout, kMask.
+template <class Config>
+struct KernelTraits : Config {
+  using Config::kBlockM;
+  using Config::kBlockN;
+  using Config::kCluster;
+  using Config::kHasDropout;
+  using Config::kHeadDim;
+  using Config::kIsCausal;
+  using Config::kIsGeneral;
+  using Config::kMask;
+  using Config::kStages;
+  using typename Config::Arch;
+  using typename Config::Element;
+  using Params = std::conditional_t<kIsGeneral, fmha_fwd_sm90::GeneralParams<typename Arch::TensorMap>,
                                     fmha_fwd_sm90::Params<typename Arch::TensorMap>>;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
-  static constexpr bool kIsCausal = kIsCausal_;
-  static constexpr bool kIsGeneral = kIsGeneral_;
-  static constexpr bool kHasDropout = kHasDropout_;
-  static constexpr MaskKind kMask = kMask_;
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kLeavesBlocksOut = kMask == MaskKind::kBool;  // that the mask hides from all rows of a tile
@@ -54,7 +55,6 @@ struct KernelTraits {
 
   // CTAs of a cluster: one, or a pair that has a tile of twice as many rows. Each loads one half of the rows of every
   // block of K and V, and sends it to both.
-  static constexpr int kCluster = kCluster_;
   static constexpr bool kIsPair = kCluster == 2;
   static constexpr int kRowsOfLoad = kBlockN / kCluster;
   static_assert(kCluster == 1 || (kIsPair && !kIsGeneral && kConsumers == 2), "pairs are plain, with two consumers");
