@@ -12,6 +12,7 @@ clean, skipped for a reason, or clean but for exceptions that docs/trust.md docu
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import sys
 import tempfile
@@ -103,8 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parts = chosen(options.only, options.device)
         found = library(Target.CUDA if options.device == "cuda" else Target.HOST)
-        facts = report.machine(options.device, found, rows := named(read_kernels(found), options.kernels))
-        if not rows:
+        every = read_kernels(found)
+        matching = [row for row in every if fnmatch.fnmatchcase(row.name, options.kernels)]
+        facts = report.machine(options.device, found, matching)
+        if not matching:
             raise ValueError(f"--kernels is {options.kernels!r}, which matches no kernel of {found.path}")
     except (ValueError, RuntimeError, SdpaError) as error:
         print(error, file=sys.stderr)
@@ -119,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kernels=options.kernels,
             folder=Path(folder),
         )
-        outcomes = make(parts, settings, rows, budget=options.budget)
+        outcomes = make(parts, settings, named(every, options.kernels), budget=options.budget)
     used = {
         name: getattr(options, name) for name in ("budget", "soak", "repeats", "seed", "workers", "kernels")
     }
