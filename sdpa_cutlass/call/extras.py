@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arrays.tensors import as_tensor, is_tensor
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
+from ..library.registry import Family
 from ..problem import Causal, MaskType
 from .operands import INT32_MAX, Operands, check_no_grad, dtype_name
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 _ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
-_RUN = 8  # neighbouring keys that a thread reads at once, by vectors of up to 16 bytes
+# Neighbouring keys that a thread reads at once, by vectors of up to 16 bytes: kMaskRun of the family's
+# kernel_traits.cuh, and the most of any.
+_RUNS = {Family.FMHA_FWD_SM90: 2, Family.FMHA_FWD_Q8: 4}
+_LONGEST_RUN = 8
 DENSE_COPY_SCORES = 2**20
 """From so many scores on, a mask with a strided last dimension is copied. On an H200 (2026-11-23) the bias of
 T5, bfloat16 [16, 12, 512, 512] with strides (3145728, 1, 6144, 12), took 511 µs as it lies and 67 µs when
@@ -32,7 +36,9 @@ UNALIGNED_COPY_SCORES = 2**23
 """From so many scores on, a mask is copied whose rows do not begin where vectors may, as with an odd number
 of keys. On an H200 (2026-11-24) a bool mask of 6029 by 6029, head_dim 80, took 252 µs in the fastest kernel;
 the model of aligned rows has 84: 5 µs for a million scores. No plan is kept for a copy, so each call
-takes as long as a first one; the limit is higher for that. What the copy itself takes was not measured."""
+takes as long as a first one; the limit is higher for that. The copy itself takes about 2 µs for a million
+scores: 65 million in rows of 1588 bool or float16 keys, head_dim 64, took 245 µs with it on an H200
+(2026-11-26), and 106 in rows of 1600 that need none."""
 MASK_TYPES = {
     "bool": MaskType.BOOL,
     "float16": MaskType.F16,
@@ -102,21 +108,22 @@ def canonical_mask(attn_mask: object, operands: Operands) -> torch.Tensor:
     return mask.expand(math.prod(operands.batch_shape), *sizes)
 
 
-def needs_dense_copy(mask: torch.Tensor) -> bool:
+def needs_dense_copy(mask: torch.Tensor, family: Family | None = None) -> bool:
     """Whether reading `mask` [B, Hq, Sq, Sk] element by element costs more than a copy of which kernels read
-    vectors: each element is a memory request of its own then.
+    vectors: each element is a memory request of its own then. Without a `family`: whether it does for any.
     """
     stride = mask.stride(3)
     least = UNALIGNED_COPY_SCORES if stride == 1 else DENSE_COPY_SCORES
     if math.prod(mask.shape) < least or mask.shape[3] == 1 or stride == 0:
         return False
-    return stride != 1 or not _has_aligned_rows(mask)
+    run = _LONGEST_RUN if family is None else _RUNS.get(family, _LONGEST_RUN)
+    return stride != 1 or not _has_aligned_rows(mask, run)
 
 
-def _has_aligned_rows(mask: torch.Tensor) -> bool:
+def _has_aligned_rows(mask: torch.Tensor, run: int) -> bool:
     """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of set_params.hpp."""
     size = mask.element_size()
-    vector = min(_RUN * size, _ROW_BYTES)
+    vector = min(run * size, _ROW_BYTES)
     starts = (mask.stride(dim) * size for dim in range(3) if mask.shape[dim] > 1)
     return mask.data_ptr() % vector == 0 and all(start % vector == 0 for start in starts)
 

@@ -67,11 +67,16 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     written = result
     if problem.head_dim_v != operands.head_dim_v:
         written = result.new_empty((*result.shape[:3], problem.head_dim_v))
-    is_strided = given.mask is not None and extras.needs_dense_copy(given.mask)
-    if is_strided:
-        given = given._replace(mask=extras.dense_copy(given.mask))
-        bound = bound._replace(given=given)
-    plan = make_plan(bound, options, q, k, v, written, lse)
+    plan, mask, copies_mask = None, given.mask, False
+    if mask is not None and extras.needs_dense_copy(mask):
+        copies_mask = True
+        if mask.stride(3) == 1:  # it may suit the kernel that takes it
+            plan = make_plan(bound, options, q, k, v, written, lse)
+            copies_mask = extras.needs_dense_copy(mask, plan.kernel.family)
+        if copies_mask:
+            given, plan = given._replace(mask=extras.dense_copy(mask)), None
+            bound = bound._replace(given=given)
+    plan = plan or make_plan(bound, options, q, k, v, written, lse)
     state = random_bits(philox, given.p_dropout, query)
     plan.launch(q, k, v, written, lse, given._replace(philox=state) if given.p_dropout else None)
     if written is not result:
@@ -79,7 +84,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     if drops_everything:
         result.zero_()
     is_in_place = q is query and k is operands.key and v is operands.value and written is result
-    is_in_place = is_in_place and not is_strided
+    is_in_place = is_in_place and not copies_mask
     return Executed(result, lse, state, plan if is_in_place and not drops_everything else None)
 
 

@@ -386,7 +386,7 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
         if problem.head_dim_v != operands.head_dim_v:
             written = result.new_empty((*result.shape[:3], problem.head_dim_v))
         q, given = loadable(operands.query), bound.given
-        if given.mask is not None and needs_dense_copy(given.mask):
+        if given.mask is not None and needs_dense_copy(given.mask, Family.FMHA_FWD_Q8):
             given = given._replace(mask=dense_copy(given.mask))
         kv._attend(problem, bound.scale, q, written, lse, given, options.kernel)
         if written is not result:

@@ -122,17 +122,18 @@ def explain(
     params = make_params(problem, softmax_scale, q, k, v, out, None, given)
     choice = choose(native, problem, asked, device, params, name=kernel)
     found = candidates(native, problem, asked, device, params)
-    return Explanation(problem, device, native.path, choice, tuple(found), _copies(operands, given.mask))
+    copies = _copies(operands, given.mask, choice.kernel.family)
+    return Explanation(problem, device, native.path, choice, tuple(found), copies)
 
 
-def _copies(operands: operands.Operands, mask: torch.Tensor | None) -> tuple[str, ...]:
-    """What kernels do not take, or not take well, as it lies in memory."""
+def _copies(operands: operands.Operands, mask: torch.Tensor | None, family: Family) -> tuple[str, ...]:
+    """What kernels of `family` do not take, or not take well, as it lies in memory."""
     found = [
         f"{name}, with strides {tensor.stride()}: kernels load 16 bytes of a row at a time"
         for name, tensor in zip(("query", "key", "value"), operands[:3], strict=True)
         if not is_loadable(tensor)
     ]
-    if mask is not None and extras.needs_dense_copy(mask):
+    if mask is not None and extras.needs_dense_copy(mask, family):
         why = "neighbouring keys are no neighbours in memory"
         if mask.stride(3) == 1:
             why = "rows do not begin where kernels can read several keys at once"

@@ -4,15 +4,18 @@ where that pays.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sdpa_cutlass import attention, explain
+from sdpa_cutlass import Family, attention, explain
 from sdpa_cutlass.call import binding, calls, extras, planning
 from tests.library.reference import expect_close, rand, torchs_attention
 
+HEADERS = Path(__file__).parents[2] / "templates" / "include" / "sdpa"
 BATCH, HEADS, ROWS, KEYS, HEAD_DIM = 2, 3, 37, 45, 32
 
 
@@ -86,7 +89,7 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
     out = attention(q, k, v, attn_mask=mask)
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
     assert torch.equal(out, attention(q, k, v, attn_mask=mask))
-    copied, lying = planned
+    _, copied, lying = planned  # of the first the kernel was asked
     assert lying.data_ptr() == mask.data_ptr()
     assert copied.shape == lying.shape
     assert copied.stride()[:2] == (0, 0)  # what it broadcasts over is not written out
@@ -117,6 +120,53 @@ def test_which_rows_are_aligned(
     mask = mask.expand(BATCH, HEADS, ROWS, mask.shape[-1])
     assert extras.needs_dense_copy(mask) != is_aligned
     assert not extras.needs_dense_copy(extras.dense_copy(mask))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "keys"),
+    [  # rows of so many keys begin where the family's vectors may, and those of half as many do not
+        (Family.FMHA_FWD, torch.bool, 8),
+        (Family.FMHA_FWD, torch.float32, 4),
+        (Family.FMHA_FWD_Q8, torch.bool, 4),
+        (Family.FMHA_FWD_Q8, torch.float16, 4),
+        (Family.FMHA_FWD_SM90, torch.bool, 2),
+        (Family.FMHA_FWD_SM90, torch.float16, 2),
+        (Family.FMHA_FWD_SM90, torch.float32, 2),
+    ],
+    ids=str,
+)
+def test_families_read_runs_of_their_own(
+    family: Family, dtype: torch.dtype, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    for count, needs_copy in ((48 + keys, False), (48 + keys // 2, True)):
+        mask = torch.zeros(BATCH, HEADS, ROWS, count, dtype=dtype)
+        assert extras.needs_dense_copy(mask, family) == needs_copy
+
+
+@pytest.mark.parametrize("family", ["fmha_fwd", "fmha_fwd_q8", "fmha_fwd_sm90"])
+def test_runs_are_those_of_the_headers(family: str) -> None:
+    text = (HEADERS / family / "kernel_traits.cuh").read_text(encoding="utf-8")
+    found = re.search(r"int kMaskRun = (?:kPermuteKeys \? )?(\d)", text)
+    assert found is not None
+    assert extras._RUNS.get(Family(family), extras._LONGEST_RUN) == int(found[1])
+
+
+@pytest.mark.parametrize("keys", [44, 45])
+def test_hoppers_kernels_take_rows_of_even_numbers_as_they_lie(
+    keys: int, planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their signature is known then."""
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    q, k, v = (rand(BATCH, HEADS, length, 64) for length in (ROWS, keys, keys))
+    mask = torch.rand(BATCH, HEADS, ROWS, keys) > 0.3
+    name = "fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general"
+    out = attention(q, k, v, attn_mask=mask, kernel=name)
+    expect_close(out, torchs_attention(q, k, v, attn_mask=mask))
+    assert (planned[-1].data_ptr() == mask.data_ptr()) == (keys % 2 == 0)
+    assert len(planned) == 1 + keys % 2
+    notes = explain(q, k, v, attn_mask=mask, kernel=name).copies
+    assert (notes == ()) == (keys % 2 == 0)
 
 
 @pytest.mark.parametrize(

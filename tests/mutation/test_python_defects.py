@@ -159,9 +159,17 @@ MUTANTS = (
         name="plans_outlive_the_copy_of_a_mask",
         defect="the next call reads the caller's mask with the strides of the copy that the first one made",
         file="call/planning.py",
-        old="is_in_place = is_in_place and not is_strided",
+        old="is_in_place = is_in_place and not copies_mask",
         new="pass",
         tests="tests/library/test_strided_masks.py::test_no_plan_is_kept_for_a_copy",
+    ),
+    PythonMutant(
+        name="every_family_reads_long_runs",
+        defect="masks are copied for Hopper's kernels that read them as they lie",
+        file="call/planning.py",
+        old="extras.needs_dense_copy(mask, plan.kernel.family)",
+        new="True",
+        tests="tests/library/test_strided_masks.py::test_hoppers_kernels_take_rows_of_even_numbers_as_they_lie",
     ),
     PythonMutant(
         name="copies_of_masks_are_written_out",
