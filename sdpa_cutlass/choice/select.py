@@ -124,14 +124,15 @@ class Offer:
         found: _Prices = sizes, [], [], []
         _, first, then, unpriced = found
         for kernel, model, lags_behind, close_rows in self._may_win:
-            has_to_split = lags_behind and not packs and problem.seqlen_q > close_rows
-            if lags_behind and not kernel.is_split:
-                has_to_split = not model.leaves_rows_out(problem.seqlen_q)
-            if has_to_split and not model.may_split(packed_rows, key_heads):
+            if kernel.is_split:
+                is_behind = lags_behind and not packs and problem.seqlen_q > close_rows
+            else:
+                is_behind = lags_behind and not model.leaves_rows_out(problem.seqlen_q)
+            if is_behind and not model.may_split(packed_rows, key_heads):
                 unpriced.append((kernel, model))
                 continue
             cycles, num_splits = model.cost(problem)
-            is_first = not has_to_split or num_splits > 1
+            is_first = not is_behind or num_splits > 1
             (first if is_first else then).append((cycles, kernel.name, kernel, num_splits))
         first.sort(key=_cycles)  # those of one price stay sorted by name
         if len(self._known) >= _MAX_PRICES:

@@ -228,6 +228,12 @@ def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'nothing'" in capsys.readouterr().err
 
 
+def test_quantised_kernels_alone_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--device", "cpu", "--only", "soak-quantised", "--soak", "2", "--workers", "1"]
+    assert main_module.main([*options, "--kernels", "fmha_fwd_q8*_int8"]) == 0
+    assert "kernels fmha_fwd_q8*_int8" in capsys.readouterr().out
+
+
 def test_json_and_markdown_hold_everything() -> None:
     found = library_for(torch.empty(0))[0]
     facts = report.machine("cpu", found, ROWS)

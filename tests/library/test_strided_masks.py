@@ -89,7 +89,8 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
     out = attention(q, k, v, attn_mask=mask)
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
     assert torch.equal(out, attention(q, k, v, attn_mask=mask))
-    _, copied, lying = planned  # of the first the kernel was asked
+    asked, copied, lying = planned  # the first time, which kernel takes it
+    assert asked.data_ptr() == mask.data_ptr()
     assert lying.data_ptr() == mask.data_ptr()
     assert copied.shape == lying.shape
     assert copied.stride()[:2] == (0, 0)  # what it broadcasts over is not written out
