@@ -1,9 +1,9 @@
 """Options shared by all tests.
 
 `--device cpu|cuda|all` picks where kernels run; by default the host library is tested everywhere and the
-CUDA library as well where torch sees a GPU. `--turn N` leaves one of two kernel tests that differ in element
-type alone to turn N + 1 (tests/kernels/turns.py). Tests marked `gpu` are left out (not skipped) on machines
-without one.
+CUDA library as well where torch sees a GPU. Of kernel tests that differ in element type and tile alone
+`--turn N` runs every fourth (tests/kernels/turns.py). Tests marked `gpu` are left out (not skipped) on
+machines without one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("all", "cpu", "cuda"), default="all", help="where kernels run")
     parser.addoption(
-        "--turn", type=int, help="of kernel tests that differ in element type alone, those of a turn"
+        "--turn", type=int, help="of kernel tests that differ in element type and tile alone, those of a turn"
     )
 
 

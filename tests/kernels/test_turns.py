@@ -1,4 +1,4 @@
-"""Which tests are in which turn: two turns have everything, and each has every family in both types."""
+"""Which tests are in which turn: some turns together have everything, each has every family in both types."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Family
+from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.public.api import kernels
 from tests.kernels.harness import TestedKernel
-from tests.kernels.turns import of_turn
+from tests.kernels.turns import TURNS, of_turn
 
 
 def items_of(device: str) -> list[Any]:
@@ -17,7 +17,7 @@ def items_of(device: str) -> list[Any]:
     rows = [row for row in kernels(Target.HOST) if row.family is not Family.COMBINE]
     tests = [
         SimpleItem(f"test_{number}[{row.name}@{device}]", TestedKernel(device, row))
-        for number in range(8)
+        for number in range(40)
         for row in rows
     ]
     return [*tests, SimpleItem("test_nothing", None)]
@@ -32,22 +32,33 @@ class SimpleItem:
             self.callspec = SimpleNamespace(params={"causal": None, "fused_kernel": kernel})
 
 
-def test_two_turns_have_everything() -> None:
+def tile_of(row: KernelInfo) -> tuple[Any, ...]:
+    return row.family, row.arch, row.head_dim, row.details
+
+
+def test_all_turns_together_have_everything() -> None:
     items = items_of("cpu")
-    turns = [of_turn(items, turn) for turn in (6, 7)]
-    in_both = [item for item in turns[0] if item in turns[1]]
+    turns = [of_turn(items, turn) for turn in range(6, 6 + TURNS)]
     for one in turns:
-        assert one == [item for item in items if item in one]
-        assert len(one) < 0.6 * len(items)
+        kept = set(one)
+        assert one == [item for item in items if item in kept]
+        assert len(one) < 0.4 * len(items)
+        assert items[-1] in one
     assert {item.nodeid for one in turns for item in one} == {item.nodeid for item in items}
-    assert in_both == items[-1:]
-    assert of_turn(items, 8) == turns[0]
+    assert of_turn(items, 6 + 12) == turns[0], "groups of two, three and four are back where they were"
+
+
+def test_a_turn_has_every_tile() -> None:
+    items = items_of("cpu")
+    asked = {tile_of(item.kernel.info) for item in items[:-1]}
+    for turn in range(TURNS):
+        assert {tile_of(item.kernel.info) for item in of_turn(items, turn) if item.kernel} == asked
 
 
 def test_a_turn_has_every_family_in_both_types() -> None:
     items = items_of("cpu")
     asked = {(item.kernel.info.family, item.kernel.info.dtype) for item in items[:-1]}
-    for turn in (0, 1):
+    for turn in range(TURNS):
         assert {
             (item.kernel.info.family, item.kernel.info.dtype) for item in of_turn(items, turn) if item.kernel
         } == asked

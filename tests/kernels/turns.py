@@ -1,8 +1,8 @@
-"""Tests of the host library that take turns: those that differ in nothing but their kernel's element type.
+"""Tests of the host library that take turns: those that differ in their kernel's element type and tile alone.
 
-Kernels of f16 and bf16 come from the same templates and differ in the types of some instructions. So a run
-with `--turn N` has one of two such tests, of every test function some with each type, and that with N + 1 has
-the others.
+Such kernels come from the same templates. Those of f16 and bf16 differ in the types of some instructions,
+tiles of a head_dim in the sizes of some loops. So a run with `--turn N` has every fourth of such tests, of
+every test function some with each type, and the next three have the others.
 """
 
 from __future__ import annotations
@@ -14,21 +14,28 @@ import pytest
 
 from tests.kernels.harness import TestedKernel
 
+TURNS = 4
+
 
 def of_turn(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
-    """The items of this turn, in their order. What has no twin is in every turn."""
-    twins: dict[str, list[pytest.Item]] = defaultdict(list)
+    """The items of this turn, in their order. What no other is like is in every turn."""
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        twins[_without_type(item)].append(item)
-    chosen = {alike[(zlib.crc32(name.encode()) + turn) % len(alike)] for name, alike in twins.items()}
+        groups[_without_type_and_tile(item)].append(item)
+    chosen: set[pytest.Item] = set()
+    for name, alike in groups.items():
+        turns = min(TURNS, len(alike))
+        chosen.update(alike[(zlib.crc32(name.encode()) + turn) % turns :: turns])
     return [item for item in items if item in chosen]
 
 
-def _without_type(item: pytest.Item) -> str:
-    """The test's name, without the type of the kernel that it runs on the host."""
+def _without_type_and_tile(item: pytest.Item) -> str:
+    """The test's name, without the type and tile of the kernel that it runs on the host."""
     callspec = getattr(item, "callspec", None)
     for kernel in () if callspec is None else callspec.params.values():
         if isinstance(kernel, TestedKernel) and kernel.device == "cpu":
-            name = kernel.info.name
-            return item.nodeid.replace(name, name.replace(f"_{kernel.info.dtype.value}", "_*"))
+            name, head_dim = kernel.info.name, f"_d{kernel.info.head_dim}"
+            family = name.partition(f"{head_dim}_")[0]
+            features = name.partition(f"_{kernel.info.dtype.value}")[2]
+            return item.nodeid.replace(name, f"{family}{head_dim}_*{features}")
     return item.nodeid
