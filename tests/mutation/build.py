@@ -34,17 +34,23 @@ _SOURCES = ROOT / "templates" / "src"
 # In a workshop's folder: what units include first, and mutants do not change. CuTe's assertions are
 # left out, which take a tenth of a unit's time: defects are for the tests to find.
 _CUTE = "cute.hpp"
-_CUTE_HEADERS = ("cute/tensor.hpp", "cutlass/bfloat16.h", "cutlass/half.h", "cutlass/fast_math.h")
+_BEFORE_CUTE = (  # the first two as the headers of Hopper's kernels have it
+    "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
+    '#include "sdpa/arch/simt/shared_address.hpp"',
+    "#include <cute/config.hpp>",
+    "#undef CUTE_STATIC_ASSERT_V",
+    "#define CUTE_STATIC_ASSERT_V(...) static_assert(true)",
+)
+_CUTE_HEADERS = (
+    "cute/tensor.hpp", "cute/arch/cluster_sm90.hpp", "cute/arch/copy_sm90_tma.hpp",
+    "cute/atom/copy_traits_sm90.hpp", "cute/atom/mma_traits_sm90_gmma.hpp",
+    "cutlass/bfloat16.h", "cutlass/half.h", "cutlass/fast_math.h",
+)  # fmt: skip
 # What the engine and the launchers include besides: half a second of each unit.
 _SYSTEM_HEADERS = (
     "algorithm", "array", "atomic", "climits", "cstdarg", "cstdio", "exception", "map", "memory", "mutex",
     "new", "numeric", "system_error", "thread", "vector", "sys/mman.h", "ucontext.h",
 )  # fmt: skip
-_NO_ASSERTIONS = (
-    "#include <cute/config.hpp>",
-    "#undef CUTE_STATIC_ASSERT_V",
-    "#define CUTE_STATIC_ASSERT_V(...) static_assert(true)",
-)
 
 
 class BuildError(RuntimeError):
@@ -77,7 +83,7 @@ class Workshop:
         )
         cute = folder / _CUTE
         includes = (f"#include <{header}>" for header in (*_CUTE_HEADERS, *_SYSTEM_HEADERS))
-        cute.write_text("\n".join((*_NO_ASSERTIONS, *includes, "")), encoding="utf-8")
+        cute.write_text("\n".join((*_BEFORE_CUTE, *includes, "")), encoding="utf-8")
         steps: list[Callable[[], None]] = []
         for observed in (False, True):
             compiled = folder / f"{_CUTE}.gch" / ("observed" if observed else "plain")
@@ -128,8 +134,7 @@ class Workshop:
                 self.folder,
                 observed=observed,
                 lines=lines,
-                # Hopper's units say something to CuTe before they include it.
-                precompiled=None if unit.suffix != ".cu" or kernels.is_of_hopper else self.folder / _CUTE,
+                precompiled=self.folder / _CUTE if unit.suffix == ".cu" else None,
             )
         library = place / Target.HOST.file_name
         exports = f"-Wl,--version-script={ROOT / 'cmake' / 'exports.map'}"

@@ -56,6 +56,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "params.p_keep * (delta - dlse)",
         "delta - dlse",
         "delta and dP are scaled apart under dropout",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "lse_in_natural_units",
@@ -71,6 +72,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
         "tSrD(i) = tSrD(i);",
         "dropped elements have a dP",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "dv_without_dropout",
@@ -78,6 +80,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "Tensor pairs = packed(tSrS, keep);",
         "Tensor pairs = packed(tSrS, KeepAll{});",
         "dropped elements add to dV",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "hidden_elements_keep_their_ds",
@@ -100,6 +103,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "tile.bidb * params.num_heads_q + tile.bidh + head;",
         "tile.bidb * params.num_heads_q + tile.bidh;",
         "later query heads of a key head take the first one's dropout mask",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "mask_of_the_first_head",
@@ -167,6 +171,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "Arch::shfl_xor(own[i], 4)",
         "Arch::shfl_xor(own[i], 8)",
         "words of other keys decide",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "halves_of_a_philox_block_swapped",
@@ -174,6 +179,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "key / 16 % 2 != 0",
         "key / 16 % 2 == 0",
         "keys 0 to 15 of a block take the words of keys 16 to 31",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     # ---- dense masks ----
     _backward(
@@ -248,6 +254,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "store(dv, params.dropout.keep_scale, 1",
         "store(dv, 1.f, 1",
         "dV is not divided by p_keep",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "rows_beyond_a_length_are_stored",
@@ -379,6 +386,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
         "tSrD(i) = tSrD(i);",
         "dropped elements have a dP",
+        kernels=Kernels.BACKWARD_DROPOUT,
     ),
     _backward(
         "bias_of_rows_beyond_a_length",

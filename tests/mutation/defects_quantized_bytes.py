@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.defects_quantized import quantized
-from tests.mutation.model import Check, Mutant
+from tests.mutation.model import Check, Kernels, Mutant
 
 QUANTIZED_BYTES: tuple[Mutant, ...] = (
     # ---- the mean of the keys ----
@@ -111,6 +111,15 @@ QUANTIZED_BYTES: tuple[Mutant, ...] = (
         "1.f",
         "a token of zeros owns its block's reference and erases the others",
         Check.IDENTITIES,
+    ),
+    quantized(
+        "opposite_signs_are_infinitely_apart",
+        "quantize.cuh",
+        "if (!is_finite(magnitude(difference)) && ",
+        "if (false && ",
+        "two finite numbers whose difference no float holds make a scale infinite",
+        Check.IDENTITIES,
+        kernels=Kernels.QUANTIZED_BF16,
     ),
     quantized(
         "rows_beyond_the_length_are_read",

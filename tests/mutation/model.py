@@ -15,45 +15,51 @@ HEADERS = INCLUDE / "sdpa"
 class Kernels(Enum):
     """The kernels that a mutant is built into: one small tile for each way through the headers."""
 
-    RING = ("d64_m64n64_s1_w4_f16_causal",)
+    RING = ("fmha_fwd_sm89_d64_m64n64_s1_w4_f16_causal",)
     """One stage: a buffer each for K and V, Q in shared memory."""
-    STAGES = ("d32_m64n64_s3_w4_f16_causal",)
+    STAGES = ("fmha_fwd_sm89_d32_m64n64_s3_w4_f16_causal",)
     """Three stages of K and V."""
-    Q_IN_REGS = ("d32_m64n64_s2_w4_qreg_f16_causal",)
+    Q_IN_REGS = ("fmha_fwd_sm89_d32_m64n64_s2_w4_qreg_f16_causal",)
     """Two stages; Q passes through the room of V."""
-    GROUPS = ("d32_m32n64_s1_w4_g2_f16_causal",)
+    GROUPS = ("fmha_fwd_sm89_d32_m32n64_s1_w4_g2_f16_causal",)
     """Two KV groups with rings of three tiles, and the merge at the end."""
-    WARP_GROUPS = ("d32_m16n32_s1_w4_g4_f16_causal",)
+    WARP_GROUPS = ("fmha_fwd_sm89_d32_m16n32_s1_w4_g4_f16_causal",)
     """Four KV groups of one warp; Q passes through their rings."""
-    GENERAL = ("d32_m64n64_s2_w4_f16_general",)
+    GENERAL = ("fmha_fwd_sm89_d32_m64n64_s2_w4_f16_general",)
     """Masks, lengths and smaller head_dims."""
-    DROPOUT = ("d32_m64n64_s2_w4_f16_general_dropout",)
-    SPLIT = ("d32_m16n32_s1_w4_g4_f16_general_split",)
+    DROPOUT = ("fmha_fwd_sm89_d32_m64n64_s2_w4_f16_general_dropout",)
+    SPLIT = ("fmha_fwd_sm89_d32_m16n32_s1_w4_g4_f16_general_split",)
     """Several CTAs share the keys of a tile."""
-    SPLIT_ALONE = ("d32_m64n64_s1_w4_f16_general_split",)
+    SPLIT_ALONE = ("fmha_fwd_sm89_d32_m64n64_s1_w4_f16_general_split",)
     """The same without KV groups; Q goes to shared memory."""
-    HOPPER = ("d64_m128n128_s3_w12_f16", "d64_m128n128_s3_w12_f16_causal")
+    HOPPER = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16", "fmha_fwd_sm90_d64_m128n128_s3_w12_f16_causal")
     """Two consumers; full attention has several tiles a CTA, causal blocks that one consumer passes on."""
-    HOPPER_ONE_Q = ("d128_m192n80_s3_w16_f16_causal",)
+    HOPPER_ONE_Q = ("fmha_fwd_sm90_d128_m192n80_s3_w16_f16_causal",)
     """Three consumers; the next tile's Q waits for this one's."""
-    HOPPER_PAIR = ("d128_m128n128_s2_w12_c2_f16_causal",)
+    HOPPER_PAIR = ("fmha_fwd_sm90_d128_m128n128_s2_w12_c2_f16_causal",)
     """Two CTAs that load K and V together."""
-    HOPPER_GENERAL = ("d64_m128n128_s3_w12_f16_general",)
+    HOPPER_GENERAL = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general",)
     """Lengths, packed sequences, windows and sinks by ragged tensor maps; masks."""
-    HOPPER_DROPOUT = ("d64_m128n128_s3_w12_f16_general_dropout",)
-    COMBINE = ("d256_s4_w4_bf16", "d256_s4_w4_f16", "d256_s4_w4_f32")
+    HOPPER_DROPOUT = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general_dropout",)
+    COMBINE = ("combine_sm89_d256_s4_w4_bf16", "combine_sm89_d256_s4_w4_f16", "combine_sm89_d256_s4_w4_f32")
     """Those that merge partial results."""
-    BACKWARD = ("d32_m32n64_s2_w4_q64k32_f16", "d32_m32n64_s2_w4_q64k32_f16_dropout")
+    BACKWARD = ("fmha_bwd_sm89_d32_m32n64_s2_w4_q64k32_f16",)
     """Both roles of the gradients, and that of a bias."""
-    BACKWARD_TURNS = ("d32_m32n64_s1_w4_q64k32_f16", "d32_m32n64_s1_w4_q64k32_f16_dropout")
+    BACKWARD_DROPOUT = ("fmha_bwd_sm89_d32_m32n64_s2_w4_q64k32_f16_dropout",)
+    BACKWARD_TURNS = (
+        "fmha_bwd_sm89_d32_m32n64_s1_w4_q64k32_f16",
+        "fmha_bwd_sm89_d32_m32n64_s1_w4_q64k32_f16_dropout",
+    )
     """Three roles of the gradients, a gradient each."""
-    BACKWARD_FUSED = ("d32_m32n64_s2_w4_f16",)
+    BACKWARD_FUSED = ("fmha_bwd_fused_sm89_d32_m32n64_s2_w4_f16",)
     """One role for all gradients."""
-    QUANTIZED = ("d64_m128n64_s2_w4_f16_int8", "d64_m128n64_s2_w4_bf16_int8")
+    QUANTIZED = ("fmha_fwd_q8_sm89_d64_m128n64_s2_w4_f16_int8",)
     """Products of bytes, and the pass that makes them."""
-    QUANTIZED_SHIFTED = ("d128_m64n64_s2_w4_f16_int8",)
+    QUANTIZED_BF16 = ("fmha_fwd_q8_sm89_d64_m128n64_s2_w4_bf16_int8",)
+    """The same for values of float's range."""
+    QUANTIZED_SHIFTED = ("fmha_fwd_q8_sm89_d128_m64n64_s2_w4_f16_int8",)
     """The same where O takes integer sums as floats that are too large."""
-    QUANTIZED_SPLIT = ("d64_m16n64_s1_w4_g4_f16_int8_split",)
+    QUANTIZED_SPLIT = ("fmha_fwd_q8_sm89_d64_m16n64_s1_w4_g4_f16_int8_split",)
     """The same where CTAs and the warps of one share the keys."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
@@ -61,48 +67,12 @@ class Kernels(Enum):
     @property
     def names(self) -> tuple[str, ...]:
         """Full kernel names."""
-        leads = {
-            Kernels.HOPPER: "fmha_fwd_sm90",
-            Kernels.HOPPER_ONE_Q: "fmha_fwd_sm90",
-            Kernels.HOPPER_PAIR: "fmha_fwd_sm90",
-            Kernels.HOPPER_GENERAL: "fmha_fwd_sm90",
-            Kernels.HOPPER_DROPOUT: "fmha_fwd_sm90",
-            Kernels.COMBINE: "combine_sm89",
-            Kernels.BACKWARD: "fmha_bwd_sm89",
-            Kernels.BACKWARD_TURNS: "fmha_bwd_sm89",
-            Kernels.BACKWARD_FUSED: "fmha_bwd_fused_sm89",
-            Kernels.QUANTIZED: "fmha_fwd_q8_sm89",
-            Kernels.QUANTIZED_SHIFTED: "fmha_fwd_q8_sm89",
-            Kernels.QUANTIZED_SPLIT: "fmha_fwd_q8_sm89",
-        }
-        lead = leads.get(self, "fmha_fwd_sm89")
-        return tuple(f"{lead}_{name}" for name in self.value if name)
-
-    @property
-    def is_of_hopper(self) -> bool:
-        """Kernels of the family fmha_fwd_sm90."""
-        return self in (
-            Kernels.HOPPER,
-            Kernels.HOPPER_ONE_Q,
-            Kernels.HOPPER_PAIR,
-            Kernels.HOPPER_GENERAL,
-            Kernels.HOPPER_DROPOUT,
-        )
+        return tuple(name for name in self.value if name)
 
     @property
     def is_of_fmha_fwd(self) -> bool:
         """Kernels of the family fmha_fwd, which share its headers."""
-        others = (
-            Kernels.COMBINE,
-            Kernels.QUANTIZED,
-            Kernels.QUANTIZED_SHIFTED,
-            Kernels.QUANTIZED_SPLIT,
-            Kernels.BACKWARD,
-            Kernels.BACKWARD_TURNS,
-            Kernels.BACKWARD_FUSED,
-            Kernels.ENGINE,
-        )
-        return not self.is_of_hopper and self not in others
+        return self.value[0].startswith("fmha_fwd_sm89_")
 
 
 class Check(Enum):

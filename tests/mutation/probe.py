@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -20,8 +20,10 @@ from sdpa_cutlass.library.locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
 from tests.source_lines import with_lines
 
+OUTSIDE_TESTS = "outside any test"  # in place of a test's name
 TIMEOUT_S = 300
 ENGINE_TIMEOUT_S = 120
+_FOLDER = "tests/kernels/"
 _PLAIN = (
     "test_fused.py",
     "test_causal_offsets.py",
@@ -73,9 +75,11 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.HOPPER_DROPOUT: ("test_dropout.py",),
     Kernels.COMBINE: ("test_merge.py",),
     Kernels.QUANTIZED: _QUANTIZED,
+    Kernels.QUANTIZED_BF16: _QUANTIZED,
     Kernels.QUANTIZED_SHIFTED: _QUANTIZED,
     Kernels.QUANTIZED_SPLIT: ("test_quantized_split.py", "test_quantized_model.py", "test_bank_conflicts.py"),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),
+    Kernels.BACKWARD_DROPOUT: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_TURNS: ("test_backward.py", "test_bias_gradient.py"),
     Kernels.BACKWARD_FUSED: ("test_backward.py",),
     Kernels.SPLIT: _OF_SPLITS,
@@ -151,13 +155,14 @@ def probe(
     kernels: Kernels,
     *,
     observed: bool,
+    tests: Sequence[str] = (),
     stop_at: Check | None = None,
     stop_at_first: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Outcome:
     """Runs the tests, or some of them on observed kernels, until `stop_at`, or any check, finds something.
 
-    Raises RuntimeError when pytest fails to work.
+    `tests`: those of earlier failures alone. Raises RuntimeError when pytest fails to work.
     """
     if kernels is Kernels.ENGINE:
         return _probe_engine(library)
@@ -166,9 +171,9 @@ def probe(
     names = list(dict.fromkeys(_TESTS.get(kernels, _PLAIN)))
     if stop_at in _FIRST and kernels not in _SPLITS:
         names.sort(key=lambda name: name not in _FIRST[stop_at])
-    tests = [str(ROOT / "tests" / "kernels" / name) for name in names]
+    paths = [str(ROOT / _FOLDER / name) for name in tests or names]
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider"]
-    arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *tests]
+    arguments += ["-p", "tests.mutation.recorder", f"--record={record}", "--device=cpu", *paths]
     if stop_at is not None:
         arguments.append(f"--stop-at={stop_at.value}")
     if stop_at_first:
@@ -192,7 +197,7 @@ def probe(
     ended = {event["test"] for event in events if event["event"] != "started"}
     unfinished = [event["test"] for event in events if event["test"] not in ended]
     if hung or code < 0:
-        where = unfinished[-1] if unfinished else "outside any test"
+        where = unfinished[-1].removeprefix(_FOLDER) if unfinished else OUTSIDE_TESTS
         check = Check.HANG if hung else Check.GUARD_PAGES
         message = f"no end after {timeout_s:.0f} s" if hung else f"signal {-code}"
         failures.append(Failure(check=check, test=where, message=message))
@@ -247,6 +252,6 @@ def _failures(events: list[dict[str, str]], library: Path) -> Iterator[Failure]:
     for event in events:
         if event["event"] == "failed":
             check = check_of(event["kind"], event["message"])
-            test = event["test"].rpartition("/")[2]
+            test = event["test"].removeprefix(_FOLDER)
             message = with_lines(event["message"], library)
             yield Failure(check=check, test=test, message=f"{event['kind']}: {message}")

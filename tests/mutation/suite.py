@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.mutation.build import BuildError, Workshop
 from tests.mutation.model import Check, Kernels, Mutant
-from tests.mutation.probe import Failure, Outcome, probe
+from tests.mutation.probe import OUTSIDE_TESTS, Failure, Outcome, probe
 
 
 class Verdict(Enum):
@@ -52,7 +52,7 @@ class Result:
 
 
 class BaselineError(RuntimeError):
-    """The headers as they are fail: nothing can be said of mutants."""
+    """The headers as they are fail: what the tests found says nothing of mutants."""
 
 
 def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Outcome:
@@ -63,11 +63,13 @@ def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Out
     return outcome
 
 
-def check_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> None:
-    """Raises BaselineError when a test fails without any defect."""
-    outcome = run_baseline(workshop, kernels, observed=observed)
-    if outcome.failures:
-        first = outcome.failures[0]
+def check_baseline(workshop: Workshop, kernels: Kernels, tests: Sequence[str], *, observed: bool) -> None:
+    """Raises BaselineError when one of `tests`, which found mutants, fails without any defect."""
+    library = workshop.library(kernels, None, observed=observed)
+    failures = probe(library, kernels, observed=observed, tests=tests).failures if tests else ()
+    workshop.discard(library)
+    if failures:
+        first = failures[0]
         raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
 
 
@@ -114,9 +116,11 @@ def run_mutants(
     every_check: bool = False,
     lines: bool = False,
 ) -> list[Result]:
-    """The results in the order of `mutants`; `done` hears of each as it comes. Raises BaselineError."""
+    """The results in the order of `mutants`; `done` hears of each as it comes.
+
+    Raises BaselineError when a test that found a mutant fails without any.
+    """
     workshop = Workshop.open(folder)
-    needed = {(mutant.kernels, mutant.observed): None for mutant in mutants if mutant.why_stale() is None}
 
     def run(mutant: Mutant) -> Result:
         result = run_mutant(workshop, mutant, every_check=every_check, lines=lines)
@@ -124,12 +128,29 @@ def run_mutants(
         return result
 
     with ThreadPoolExecutor(jobs) as pool:
-        baselines = [pool.submit(check_baseline, workshop, kernels, observed=o) for kernels, o in needed]
-        results = [pool.submit(run, mutant) for mutant in mutants]
         try:
+            results = list(pool.map(run, mutants))
+            found = _tests_that_found(results)
+            baselines = [
+                pool.submit(check_baseline, workshop, kernels, tests, observed=observed)
+                for (kernels, observed), tests in found.items()
+            ]
             for baseline in baselines:
                 baseline.result()
-            return [result.result() for result in results]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return results
+
+
+def _tests_that_found(results: Sequence[Result]) -> dict[tuple[Kernels, bool], list[str]]:
+    """The tests that failed in each kind of build; none where the compiler alone found something."""
+    found: dict[tuple[Kernels, bool], set[str]] = {}
+    for result in results:
+        if result.verdict is Verdict.STALE:
+            continue
+        tests = found.setdefault((result.mutant.kernels, result.mutant.observed), set())
+        for check, failures in result.failures.items():
+            if check is not Check.COMPILER:
+                tests.update(failure.test for failure in failures)
+    return {build: sorted(tests - {OUTSIDE_TESTS}) for build, tests in found.items()}

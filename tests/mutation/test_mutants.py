@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation import suite
 from tests.mutation.build import Workshop
 from tests.mutation.catalogue import MUTANTS
 from tests.mutation.model import HEADERS, Check, Kernels, Mutant
-from tests.mutation.probe import check_of
+from tests.mutation.probe import Failure, Outcome, check_of
 from tests.mutation.suite import Verdict, run_baseline, run_mutant
 
 A_DAY = 4  # mutants; all of them have had their turn within a month
@@ -67,6 +68,40 @@ def test_every_check_has_to_find_something(check: Check) -> None:
 )
 def test_failures_are_sorted_by_check(kind: str, message: str, check: Check) -> None:
     assert check_of(kind, message) is check
+
+
+class NoCompiler:
+    """A workshop whose libraries are names: "mutant" or "unchanged"."""
+
+    def library(self, kernels: Kernels, mutant: Mutant | None, **_: bool) -> Path:
+        return Path("mutant" if mutant else "unchanged")
+
+    def discard(self, library: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_test_that_fails_without_a_mutant_has_found_none(
+    broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.by is Check.NUMERICS)
+    found = Failure(check=Check.NUMERICS, test="test_fused.py::test_x[a]", message="(a) max error")
+    asked: list[object] = []
+
+    def probe(library: Path, kernels: Kernels, **how: object) -> Outcome:
+        asked.append(how.get("tests"))
+        fails = broken or library.name == "mutant"
+        return Outcome(passed=1, failures=(found,) if fails else ())
+
+    monkeypatch.setattr(suite, "probe", probe)
+    monkeypatch.setattr(suite.Workshop, "open", lambda folder: NoCompiler())
+    if broken:
+        with pytest.raises(suite.BaselineError, match=r"fails without a defect: test_fused.py::test_x\[a\]"):
+            suite.run_mutants([mutant], tmp_path, 1, lambda result: None)
+    else:
+        (result,) = suite.run_mutants([mutant], tmp_path, 1, lambda result: None)
+        assert result.verdict is Verdict.CAUGHT
+    assert asked == [None, [found.test]]
 
 
 @pytest.fixture(scope="module")
