@@ -2,7 +2,7 @@
 
 `--device cpu|cuda|all` picks where kernels run; by default the host library is tested everywhere and the
 CUDA library as well where torch sees a GPU. Of kernel tests that differ in element type and tile alone
-`--turn N` runs every fourth (tests/kernels/turns.py). Tests marked `gpu` are left out (not skipped) on
+`--turn N` runs every sixth (tests/kernels/turns.py). Tests marked `gpu` are left out (not skipped) on
 machines without one.
 """
 

@@ -1,27 +1,28 @@
 """Tests of the host library that take turns: those that differ in their kernel's element type and tile alone.
 
 Such kernels come from the same templates. Those of f16 and bf16 differ in the types of some instructions,
-tiles of a head_dim in the sizes of some loops. So a run with `--turn N` has every fourth of such tests, of
-every test function some with each type, and the next three have the others.
+tiles of a head_dim in the sizes of some loops. So a run with `--turn N` has every sixth of such tests, of
+every test function some with each type, and the next five have the others.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 
 from tests.kernels.harness import TestedKernel
 
-TURNS = 4
+TURNS = 6
 
 
-def of_turn(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
-    """The items of this turn, in their order. What no other is like is in every turn."""
+def of_turn(items: list[pytest.Item], turn: int, name_of: Callable[[pytest.Item], str]) -> list[pytest.Item]:
+    """The items of this turn, in their order: of those with the same name every sixth, at least one."""
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        groups[_without_type_and_tile(item)].append(item)
+        groups[name_of(item)].append(item)
     chosen: set[pytest.Item] = set()
     for name, alike in groups.items():
         turns = min(TURNS, len(alike))
@@ -29,7 +30,7 @@ def of_turn(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
     return [item for item in items if item in chosen]
 
 
-def _without_type_and_tile(item: pytest.Item) -> str:
+def without_type_and_tile(item: pytest.Item) -> str:
     """The test's name, without the type and tile of the kernel that it runs on the host."""
     callspec = getattr(item, "callspec", None)
     for kernel in () if callspec is None else callspec.params.values():

@@ -103,6 +103,7 @@ QUANTIZED_BYTES: tuple[Mutant, ...] = (
         "return magnitude == 0;",
         "the inverse of a tiny maximum overflows",
         Check.IDENTITIES,
+        kernels=Kernels.QUANTIZED_BF16,
     ),
     quantized(
         "zero_tokens_take_one",

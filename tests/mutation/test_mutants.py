@@ -145,6 +145,7 @@ def test_a_missing_barrier_is_reported_with_both_lines(
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns
 @pytest.mark.parametrize(
     "kernels",
     [k for k in Kernels if k.is_of_fmha_fwd or k is Kernels.BACKWARD_FUSED],

@@ -377,6 +377,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_defect_is_found(mutant: PythonMutant, sound: Path, tmp_path: Path) -> None:
     text = (sound / PACKAGE / mutant.file).read_text(encoding="utf-8")
