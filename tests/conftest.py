@@ -1,9 +1,9 @@
 """Options shared by all tests.
 
 `--device cpu|cuda|all` picks where kernels run; by default the host library is tested everywhere and the
-CUDA library as well where torch sees a GPU. Of kernel tests that differ in element type and tile alone
-`--turn N` runs every sixth (tests/kernels/turns.py). Tests marked `gpu` are left out (not skipped) on
-machines without one.
+CUDA library as well where torch sees a GPU. Of kernel tests that differ in element type and tile alone,
+and of cases marked `in_turns`, `--turn N` runs every sixth (tests/kernels/turns.py).
+Tests marked `gpu` are left out (not skipped) on machines without one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("all", "cpu", "cuda"), default="all", help="where kernels run")
-    parser.addoption(
-        "--turn", type=int, help="of kernel tests that differ in element type and tile alone, those of a turn"
-    )
+    parser.addoption("--turn", type=int, help="of the tests that take turns, those of turn N")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,7 +35,7 @@ from sdpa_cutlass.public.api import kernels
 from tests.conftest import devices
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import MASK_DTYPES, mask_dtypes
-from tests.kernels.turns import of_turn, without_type_and_tile
+from tests.kernels.turns import leave_other_turns, without_type_and_tile
 from tests.source_lines import with_lines
 
 SPLITS = (1, 3)
@@ -114,11 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return set(MASK_DTYPES) - set(mask_dtypes(kernel.info))
 
     items[:] = [item for item in items if makes_sense(item)]
-    turn = config.getoption("--turn")
-    if turn is not None:
-        kept = of_turn(items, turn, without_type_and_tile)
-        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-        items[:] = kept
+    leave_other_turns(config, items, without_type_and_tile)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,6 +30,17 @@ def of_turn(items: list[pytest.Item], turn: int, name_of: Callable[[pytest.Item]
     return [item for item in items if item in chosen]
 
 
+def leave_other_turns(
+    config: pytest.Config, items: list[pytest.Item], name_of: Callable[[pytest.Item], str]
+) -> None:
+    """Deselects what is not in the turn that `--turn` asks for, if it asks for one."""
+    turn = config.getoption("--turn")
+    if turn is not None:
+        kept = of_turn(items, turn, name_of)
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
+
+
 def without_type_and_tile(item: pytest.Item) -> str:
     """The test's name, without the type and tile of the kernel that it runs on the host."""
     callspec = getattr(item, "callspec", None)

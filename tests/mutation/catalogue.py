@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.defects_backward import BACKWARDS
+from tests.mutation.defects_backward_bias import BIAS_GRADIENTS
 from tests.mutation.defects_backward_fused import FUSED_BACKWARDS
 from tests.mutation.defects_combine import COMBINES
 from tests.mutation.defects_engine import ENGINE
@@ -33,6 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *QUANTIZED,
     *QUANTIZED_SPLIT,
     *BACKWARDS,
+    *BIAS_GRADIENTS,
     *FUSED_BACKWARDS,
     *ENGINE,
 )

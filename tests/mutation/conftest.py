@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.turns import of_turn
+from tests.kernels.turns import leave_other_turns
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    turn = config.getoption("--turn")
-    if turn is not None:
-        kept = of_turn(items, turn, _test)
-        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-        items[:] = kept
+    leave_other_turns(config, items, _test)
 
 
 def _test(item: pytest.Item) -> str:

@@ -12,12 +12,9 @@ _KERNEL = "fmha_bwd/kernel.cuh"
 _TURNS = "fmha_bwd/turns_mainloop.cuh"
 _LAUNCH = "fmha_bwd/launch.cuh"
 _MASK = "fmha_bwd/dense_mask.cuh"
-_BIAS = "fmha_bwd/bias_gradient.cuh"
-_VISITS = "fmha_bwd/bias_visits.cuh"
-_PARTS = "fmha_bwd/bias_parts.cuh"
 
 
-def _backward(
+def backward(
     name: str,
     header: str,
     old: str,
@@ -38,19 +35,19 @@ def _backward(
 
 
 def _turns(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
-    return _backward(f"turns_{name}", header, old, new, defect, by, Kernels.BACKWARD_TURNS)
+    return backward(f"turns_{name}", header, old, new, defect, by, Kernels.BACKWARD_TURNS)
 
 
 BACKWARDS: tuple[Mutant, ...] = (
     # ---- row statistics ----
-    _backward(
+    backward(
         "delta_without_dlse",
         _STATISTICS,
         "params.p_keep * (delta - dlse)",
         "params.p_keep * delta",
         "the gradient of softmax_lse is left out",
     ),
-    _backward(
+    backward(
         "delta_without_p_keep",
         _STATISTICS,
         "params.p_keep * (delta - dlse)",
@@ -58,7 +55,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "delta and dP are scaled apart under dropout",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "lse_in_natural_units",
         _STATISTICS,
         ": lse * kLog2e;",
@@ -66,7 +63,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "P is taken to base 2 with an lse to base e",
     ),
     # ---- the loop ----
-    _backward(
+    backward(
         "dp_without_dropout",
         _LOOP,
         "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
@@ -74,7 +71,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "dropped elements have a dP",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "dv_without_dropout",
         _LOOP,
         "Tensor pairs = packed(tSrS, keep);",
@@ -82,7 +79,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "dropped elements add to dV",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "hidden_elements_keep_their_ds",
         _LOOP,
         "if (Traits::kHasMask || needs_mask) {",
@@ -90,14 +87,14 @@ BACKWARDS: tuple[Mutant, ...] = (
         "0 times a NaN of a value that the row does not see",
         Check.IDENTITIES,
     ),
-    _backward(
+    backward(
         "last_head_of_a_group_is_missed",
         _LOOP,
         "const int num_heads = kOwnsKeys ? params.heads_per_kv : 1;",
         "const int num_heads = kOwnsKeys ? params.heads_per_kv - (params.heads_per_kv > 1) : 1;",
         "dK and dV lack the last query head of their key head",
     ),
-    _backward(
+    backward(
         "dropout_of_the_first_head",
         _LOOP,
         "tile.bidb * params.num_heads_q + tile.bidh + head;",
@@ -105,14 +102,14 @@ BACKWARDS: tuple[Mutant, ...] = (
         "later query heads of a key head take the first one's dropout mask",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "mask_of_the_first_head",
         _LOOP,
         "tile.bidh + head, first_own, first_stream,",
         "tile.bidh, first_own, first_stream,",
         "later query heads of a key head take the first one's mask",
     ),
-    _backward(
+    backward(
         "stage_filled_too_early",
         _LOOP,
         "int free_slot = kStages - 1;",
@@ -120,7 +117,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "the next tiles are loaded over those that are read",
         Check.RACES,
     ),
-    _backward(
+    backward(
         "no_barrier",
         _LOOP,
         "        Arch::syncthreads();  // B0 and B1 of this tile",
@@ -129,35 +126,35 @@ BACKWARDS: tuple[Mutant, ...] = (
         Check.RACES,
     ),
     # ---- ranges and masks by position ----
-    _backward(
+    backward(
         "range_starts_late",
         _RANGE,
         "return {first_row / Traits::kBlockM, (",
         "return {(first_row + Traits::kBlockM - 1) / Traits::kBlockM, (",
         "the first block of rows under the diagonal is left out",
     ),
-    _backward(
+    backward(
         "range_ends_early",
         _RANGE,
         "(end_row + Traits::kBlockM - 1) / Traits::kBlockM,",
         "end_row / Traits::kBlockM,",
         "the last, partial block of rows is left out",
     ),
-    _backward(
+    backward(
         "whole_block_too_early",
         _RANGE,
         "(first_full + Traits::kBlockM - 1) / Traits::kBlockM,",
         "first_full / Traits::kBlockM,",
         "a block on the diagonal is not masked",
     ),
-    _backward(
+    backward(
         "causal_offset_has_the_other_sign",
         _RANGE,
         "const int first = key - sequence.causal_offset - first_row;",
         "const int first = key + sequence.causal_offset - first_row;",
         "the diagonal of the bottom-right alignment is mirrored",
     ),
-    _backward(
+    backward(
         "one_row_too_many",
         _RANGE,
         "row < first || row >= end",
@@ -165,7 +162,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "a row behind a key's window adds to its gradient",
     ),
     # ---- dropout of transposed tiles ----
-    _backward(
+    backward(
         "shuffle_with_another_lane",
         _DROPOUT,
         "Arch::shfl_xor(own[i], 4)",
@@ -173,7 +170,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "words of other keys decide",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "halves_of_a_philox_block_swapped",
         _DROPOUT,
         "key / 16 % 2 != 0",
@@ -182,14 +179,14 @@ BACKWARDS: tuple[Mutant, ...] = (
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
     # ---- dense masks ----
-    _backward(
+    backward(
         "pairs_not_transposed",
         _MASK,
         "kOwnsKeys ? arch::transpose(pairs[i][j]) : pairs[i][j]",
         "pairs[i][j]",
         "where keys are owned, what a mask has for two keys goes to two rows",
     ),
-    _backward(
+    backward(
         "pairs_of_floats_are_one",
         _MASK,
         "fmaf(pair.y, kLog2e,",
@@ -210,45 +207,29 @@ BACKWARDS: tuple[Mutant, ...] = (
         "bits[0] = upper << 16;",
         "every second element of a mask of 32 bits lacks its lower half",
     ),
-    _backward(
+    backward(
         "pairs_of_half_a_block",
         _MASK,
         "first_stream + get<1>(coords(0, 2 * j)) + turned",
         "first_stream + get<1>(coords(0, 2 * (j & ~1))) + turned",
         "every second block of a mask is that before it",
     ),
-    _backward(
+    backward(
         "mask_instead_of_positions",
         _LOOP,
         "if (needs_mask) {  // behind the scale, which may be negative or 0, and the bias, which may be NaN",
         "if (needs_mask && !Traits::kHasMask) {",
         "a mask shows keys that positions hide",
     ),
-    _backward(
-        "pairs_of_a_gradient_in_odd_rows",
-        _LAUNCH,
-        "given.dbias_stride[3] == 1 && strides % 2 == 0",
-        "given.dbias_stride[3] == 1",
-        "vectors of a bias's gradient start where its rows do, aligned or not",
-        Check.RULES,
-    ),
-    _backward(
-        "pairs_of_a_gradient_beyond_keys",
-        _BIAS,
-        "(owned.n_block + 1) * kBlockN <= params.seqlen_k",
-        "owned.n_block * kBlockN <= params.seqlen_k",
-        "the last block of a bias's gradient is stored whole",
-        Check.OUTSIDE,
-    ),
     # ---- stores ----
-    _backward(
+    backward(
         "scale_twice",
         _KERNEL,
         "store(dk, params.score_scale, 0",
         "store(dk, params.score_scale * params.score_scale, 0",
         "dK is scaled twice",
     ),
-    _backward(
+    backward(
         "dv_without_p_keep",
         _KERNEL,
         "store(dv, params.dropout.keep_scale, 1",
@@ -256,7 +237,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "dV is not divided by p_keep",
         kernels=Kernels.BACKWARD_DROPOUT,
     ),
-    _backward(
+    backward(
         "rows_beyond_a_length_are_stored",
         "fmha_bwd/epilogue.cuh",
         "= attends ? pair : 0u;",
@@ -264,7 +245,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "keys beyond a length have gradients",
         Check.NUMERICS,
     ),
-    _backward(
+    backward(
         "too_many_rows_are_stored",
         "fmha_bwd/epilogue.cuh",
         "if (first_row + row < num_rows && col < num_cols)",
@@ -334,88 +315,5 @@ BACKWARDS: tuple[Mutant, ...] = (
         "values(i) = keep(i) ? values(i) : 0.f;",
         "values(i) = values(i);",
         "dropped elements have a dP, and add to dV",
-    ),
-    # ---- the gradient of a bias ----
-    _backward(
-        "bias_of_one_batch",
-        _VISITS,
-        "end.bidb = cute::min(first.bidb + params.batches, params.batch);",
-        "end.bidb = first.bidb + 1;",
-        "a part of the gradient of a bias that batches share has that of its first batch",
-    ),
-    _backward(
-        "bias_parts_begin_at_their_number",
-        _VISITS,
-        "first.bidb = owned.bidb * params.batches;",
-        "first.bidb = owned.bidb;",
-        "parts of several batches overlap, and the last batches are left out",
-    ),
-    _backward(
-        "bias_without_the_last_part",
-        _PARTS,
-        "first + i < params.num_parts ?",
-        "first + i < params.num_parts - 1 ?",
-        "the last batches are left out of the gradient of a bias",
-    ),
-    _backward(
-        "bias_parts_in_one_place",
-        _LAUNCH,
-        "params.dbias_stride[0] = stride;",
-        "params.dbias_stride[0] = 0;",
-        "all parts of the gradient of a bias are stored where the first one is",
-    ),
-    _backward(
-        "bias_sums_beyond_the_last_element",
-        _PARTS,
-        "    if (element >= params.num_elements) return;\n",
-        "",
-        "CTAs that add up parts store what is behind the gradient of a bias",
-        Check.OUTSIDE,
-    ),
-    _backward(
-        "bias_parts_backwards",
-        _PARTS,
-        "total += loaded[i];",
-        "total += loaded[kLoads - 1 - i];",
-        "parts of the gradient of a bias are added up in another order",
-        Check.IDENTITIES,
-    ),
-    _backward(
-        "bias_without_dropout",
-        _BIAS,
-        "tSrD(i) = keep(i) ? tSrD(i) : 0.f;",
-        "tSrD(i) = tSrD(i);",
-        "dropped elements have a dP",
-        kernels=Kernels.BACKWARD_DROPOUT,
-    ),
-    _backward(
-        "bias_of_rows_beyond_a_length",
-        _BIAS,
-        "        hide_rows(scores, tScS, sequence.seqlen_q - first_row);\n",
-        "",
-        "a NaN that the bias has beyond a length is its gradient",
-    ),
-    _backward(
-        "bias_without_the_last_warp",
-        _BIAS,
-        "for (int w = 0; w < kNWarps; ++w) total",
-        "for (int w = 0; w < kNWarps - 1; ++w) total",
-        "a bias that rows share lacks the rows of the last warp",
-    ),
-    _backward(
-        "bias_no_barrier",
-        _BIAS,
-        "      Arch::syncthreads();  // dO and V are visible;",
-        "      // dO and V are visible;",
-        "dO and V are read before other threads' copies have landed",
-        Check.RACES,
-    ),
-    _backward(
-        "bias_beyond_its_rows",
-        _BIAS,
-        "if (row >= params.seqlen_q || key >= params.seqlen_k) return;",
-        "if (key >= params.seqlen_k) return;",
-        "rows behind the gradient of a bias are written",
-        Check.OUTSIDE,
     ),
 )
