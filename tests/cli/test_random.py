@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sdpa_cutlass.cli import bench, main, random_report, random_suite
 from sdpa_cutlass.cli.random_report import Sample
+from sdpa_cutlass.cli.random_sample import FASTEST
 from sdpa_cutlass.cli.results import Row, load
 from sdpa_cutlass.problem import Causal
 from tests.cli import rows as made
@@ -96,6 +97,14 @@ def test_regret_is_over_problems_with_a_choice() -> None:
     assert random_report.regret(SAMPLES[2:]) is None
 
 
+def test_times_measured_again_judge_the_choice() -> None:
+    first = {"slow": 12.0, "fast": 10.0, "lucky": 9.0}
+    sample = Sample(problem="p", chosen="slow", times=first, again={"slow": 11.0, "fast": 10.0, "lucky": 10.5})
+    assert (sample.regret, sample.best) == (1.1, "fast")
+    not_again = Sample(problem="p", chosen="slow", times=first, again={"fast": 10.0})
+    assert (not_again.regret, not_again.best) == (12 / 9, "lucky")
+
+
 def test_what_is_printed_names_the_worst() -> None:
     text = io.StringIO()
     random_report.show(ROWS, SAMPLES, Console(file=text, width=180))
@@ -123,7 +132,11 @@ def test_a_run_records_rows_and_samples(tmp_path: Path, capsys: pytest.CaptureFi
     names = {sample["problem"] for sample in record["samples"]}
     assert names <= {case.name for case in random_suite.draw(3, 4, random_suite.CPU)}
     assert names
-    assert all(sample["chosen"] in sample["times"] for sample in record["samples"])
+    for sample in record["samples"]:
+        assert sample["chosen"] in sample["times"]
+        assert sample["chosen"] in sample["again"]
+        fastest = sorted(sample["times"], key=sample["times"].__getitem__)[:FASTEST]
+        assert set(sample["again"]) == {sample["chosen"], *fastest}
     assert "random: the better of torch's flash" in capsys.readouterr().out
 
 
