@@ -26,6 +26,7 @@ _COPIES_SINCE = "2026-11-25"  # of dense masks whose rows are unaligned: before 
 _MERGES_SINCE = (
     "2026-11-26T08"  # by a second launch: before that, the last CTA of a tile merged large parts too
 )
+_SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -43,10 +44,9 @@ def losses(run: Results) -> dict[str, float]:
     """Time of today's choice over that of the fastest kernel, by problem.
 
     Without those at which kernels read what a call copies today, and without kernels that are no longer
-    built or whose parts another launch merges today.
+    built or have changed.
     """
-    is_old = run.env["date"] < _COPIES_SINCE
-    has_old_merges = run.env["date"] < _MERGES_SINCE
+    date = run.env["date"]
     rows = {
         dataclasses.replace(random_report.case_of(row), dtype=None).name: row
         for row in run.rows
@@ -58,11 +58,10 @@ def losses(run: Results) -> dict[str, float]:
         name = sample["problem"]
         times = {one: time for one, time in sample["times"].items() if one in kernels}
         row = rows.get(name)
-        if row is None or (is_old and row.mask == "dense" and row.seqlen_k % 8):
+        if row is None or (date < _COPIES_SINCE and row.mask == "dense" and row.seqlen_k % 8):
             continue
-        if has_old_merges:
-            problem = predictions.problem_with_masks(row)
-            times = {one: time for one, time in times.items() if not merges_apart(kernels[one], problem)}
+        problem = predictions.problem_with_masks(row)
+        times = {one: time for one, time in times.items() if not has_changed(kernels[one], problem, date)}
         if len(times) < 2:
             continue
         chosen = predictions.predict(map(kernels.__getitem__, times), row, predictions.H200)
@@ -71,13 +70,15 @@ def losses(run: Results) -> dict[str, float]:
     return found
 
 
-def merges_apart(kernel: KernelInfo, problem: Problem) -> bool:
-    """Whether a second launch merges the parts of a tile today: times from before are another kernel's."""
+def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
+    """Whether times of `date` are another kernel's: its code has changed, or another launch merges its parts."""
     if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
         return False
+    if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:
+        return True
     rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
     num_splits = estimate(kernel, problem, predictions.H200.device).num_splits
-    return merges_in_second_launch(kernel, rows, num_splits)
+    return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)
 
 
 def _cells(run: Results) -> Sequence[str]:

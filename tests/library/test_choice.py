@@ -87,8 +87,8 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
 def test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win() -> None:
     """Few are outclassed at head_dim 72: the kernels for 80 load rows in shorter pieces than those for 96."""
     problem = Problem(
-        dtype=DType.F16, batch=4, num_heads_q=1, num_heads_kv=1, seqlen_q=1, seqlen_k=8599, head_dim=72,
-        has_dropout=True,
+        dtype=DType.F16, batch=1, num_heads_q=1, num_heads_kv=1, seqlen_q=64, seqlen_k=128, head_dim=72,
+        mask=MaskType.F16,
     )  # fmt: skip
     offer = select.offer(library(Target.HOST), problem, Family.FMHA_FWD, HOST)
     expected = readable_rule(problem, Family.FMHA_FWD, HOST)
@@ -107,8 +107,9 @@ def test_outclassed_kernels_cost_no_less(card: DeviceInfo) -> None:
             for other in models:
                 if model.outclasses(other):
                     num_outclassed += 1
-                    # A tie of two waves, or of two numbers of splits, may go the other way.
-                    assert other.cost(problem)[0] >= 0.95 * model.cost(problem)[0], problem
+                    # A tie of two waves, or of two numbers of splits, may go the other way, and the larger
+                    # one's parts be merged sooner, by a second launch.
+                    assert other.cost(problem)[0] >= 0.92 * model.cost(problem)[0], problem
     assert num_outclassed > 500
 
 

@@ -13,6 +13,7 @@ _Q_LOAD = "fmha_fwd/q_load.cuh"
 _MERGE = "fmha_fwd/group_merge.cuh"
 _KEY_SPLIT = "attention/key_split.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
+_LAUNCH = "fmha_fwd/launch.cuh"
 _ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
 _FIRST_PART = "first_part = int64_t{tile_index} * params.num_splits;\n    const int num_rows"
 _ROWS = "cute::min(+kBlockM, sequence.num_rows - tile.m_block * kBlockM);"
@@ -107,6 +108,47 @@ SPLITS: tuple[Mutant, ...] = (
         "rows without keys are stored by a split that need not exist",
         Check.OUTSIDE,
         header=_KERNEL,
+    ),
+    # ---- where every row sees every key ----
+    _split(
+        "sees_all_of_a_padded_sequence",
+        "p.seqlens_q || p.seqlens_k ||",
+        "p.seqlens_q ||",
+        "a sequence's own number of keys is not asked for",
+        Check.NUMERICS,
+        header=_LAUNCH,
+    ),
+    _split(
+        "sees_all_under_a_causal_mask",
+        "params.sees_all = !(p.is_causal || p.has_window",
+        "params.sees_all = !(p.has_window",
+        "a causal mask hides nothing",
+        Check.NUMERICS,
+        header=_LAUNCH,
+    ),
+    _split(
+        "sees_keys_that_do_not_exist",
+        "sequence.seqlen_k / Traits::kBlockN, 0, 0}",
+        "(sequence.seqlen_k + Traits::kBlockN - 1) / Traits::kBlockN, 0, 0}",
+        "the last block of keys counts as whole",
+        Check.NUMERICS,
+        header="attention/key_range.cuh",
+    ),
+    _split(
+        "only_split_forgets_a_block",
+        "return {0, keys.n_block_min, keys.n_block_max - keys.n_block_min, 1};",
+        "return {0, keys.n_block_min, keys.n_block_max - keys.n_block_min - 1, 1};",
+        "where one CTA has all keys of a tile, it leaves the last block out",
+        Check.NUMERICS,
+        header=_KEY_SPLIT,
+    ),
+    _split(
+        "every_row_is_the_first",
+        "source = rows[i / 4 % Traits::kMmaM * 2 + i % 2]",
+        "source = rows[i / 4 % Traits::kMmaM * 2]",
+        "a thread reads one of its two rows of Q twice",
+        Check.NUMERICS,
+        header=_Q_LOAD,
     ),
     # ---- where the CTAs of a tile meet ----
     _split(

@@ -27,8 +27,8 @@ and at up to eight times the batch; tests/library/test_select.py lists some and 
 Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
-trying, the samples of eight runs and the journals of `tune` were fitted together in the end (2026-11-26).
-What counts is the ranking: other cards enter only through their rates.
+trying, the samples of eight runs and the journals of `tune` were fitted together in the end (2026-11-26),
+what comes before the first loads of split kernels to 400 more since that takes less (2026-11-27). What counts is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 _ROUND_LATENCY = 268
 _MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
 _COLUMN_BYTES_PER_CLOCK = 1.31  # of K and V into an SM, for each column of the pieces that rows are copied in
-_UNALIGNED_SHARE = 0.78  # of that rate, where a row is no whole number of pieces
-_BESIDE_SHARE = 0.57  # of it, where CTAs that begin together load Q: each waits for those before it
+_UNALIGNED_SHARE = 0.88  # of that rate, where a row is no whole number of pieces
+_BESIDE_SHARE = 0.45  # of it, where CTAs that begin together load Q: each waits for those before it
 _LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 7.6
 _CROSSING_BYTES_PER_CLOCK = 8  # of Q and O, where CTAs follow each other on every SM
@@ -69,11 +69,13 @@ _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends
 _RING_HEAD_START = 1040  # KV groups start with three tiles in flight and Q in registers
 _CAUSAL_ALU_PER_SCORE = 5.9  # in blocks that the diagonal crosses
 # Of a first CTA, on top of CTA_CYCLES: a warp of a plain or general kernel writes its elements of O one after
-# the other; split kernels meet more code, the more the wider they are (at head_dim 256, as its square).
+# the other; split kernels meet more code, the more the wider they are (without KV groups as the square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.5, 780
 _GENERAL_CYCLES = 560
 _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 594, 5060
-_PACKED_CYCLES = 0.26  # for an element of Q of a warp in a split kernel: rows of several heads
+_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1200, 2200  # of those with KV groups
+_SEEN_CYCLES = 600  # where rows do not see all keys, and a split kernel finds which
+_PACKED_CYCLES = 0.45  # for an element of Q of a warp in a split kernel: rows of several heads
 _OVERLAP_LOSS = 0.389  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
@@ -87,6 +89,7 @@ _DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
 _DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.8, 0.65  # below head_dim 64
+_READ_AGAIN = 1.4  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,12 @@ class FmhaFwd(Model):
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
         if kernel.is_split:
-            self._first = _SPLIT_FIRST_CYCLES + _SPLIT_WIDE_CYCLES * (kernel.head_dim / 256) ** 2
+            if kernel.kv_groups == 1:
+                self._first = _SPLIT_FIRST_CYCLES + _SPLIT_WIDE_CYCLES * (kernel.head_dim / 256) ** 2
+            else:
+                self._first = _GROUPS_FIRST_CYCLES + _GROUPS_WIDE_CYCLES * kernel.head_dim / 256
+            if self._is_limited or problem.has_lengths:
+                self._first += _SEEN_CYCLES
         else:
             elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps
             self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED + _GENERAL_CYCLES * kernel.is_general
@@ -168,6 +176,9 @@ class FmhaFwd(Model):
             self._slowdown *= _LOST_TIE
             is_narrow = kernel.head_dim < 64
             self._dram_share = _DRAM_SHARE_OF_NARROW_ROWS if is_narrow else _DRAM_SHARE_OF_ONE_GROUP
+        self._key_bytes = 2 * (problem.head_dim + problem.head_dim_v)
+        gbps = device.dram_gbps  # 0: not known
+        self._read_again_cycles = _READ_AGAIN * CLOCK_GHZ / gbps if gbps else 0.0  # of a byte of K and V
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
 
@@ -216,6 +227,10 @@ class FmhaFwd(Model):
         if self._has_few_loads:
             dram_us = self.device.dram_us(problem.bytes) / self._dram_share
             cycles = max(cycles, dram_us * CLOCK_GHZ * 1e3)
+        elif self._is_split and rows > block_m:
+            kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
+            if kv_bytes > self.device.l2_bytes:
+                cycles = max(cycles, kv_bytes * self._read_again_cycles)
         return LAUNCH_CYCLES + cycles, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:

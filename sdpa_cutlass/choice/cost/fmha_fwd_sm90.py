@@ -9,12 +9,13 @@ few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of
 at multiples of the 32 bytes that the cache reads at once. Of a pair of CTAs each loads half of K and V. Tiles
 are dealt out to the SMs; each has a beginning, which waits for a block of K, and an end, and in these Q and O
 cross the L2 cache, in pieces as K and V do: narrow ones are slow. Of two CTAs on an SM one computes while the
-other waits; one that has an SM to itself waits more. A general kernel has a CTA for each tile, whose
-beginning nothing hides; its consumers without rows compute nothing.
+other waits; one that has an SM to itself waits more, and the longest causal one ends alone. A general kernel
+has a CTA for each tile, whose beginning nothing hides; its consumers without rows compute nothing.
 The constants were fitted to 1361 random problems on an H200 with all kernels worth trying, to the samples of
 eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels.
 Times that the DRAM bounds count as far as it lets them (2026-11; tests/library/test_measured_choices.py says
-how little the choice loses at each of them).
+how little the choice loses at each of them). Ends of causal grids, tiles with one block, narrow aligned rows
+and which pairs gain come from 1,000 more on H200s (2026-11-27).
 A boolean mask is priced between one whose blocks are all true and a dense one; which blocks it hides is not
 known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
 and V, these come at the rate that K and V alone were read from the L2 cache.
@@ -38,6 +39,8 @@ _EX2_CLOCKS = 3.77  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
 _FIRST_CYCLES = {2: 3670, 3: 4600}
 _TILE_CYCLES = {2: 2050, 3: 770}
+# Of these, where all keys are one block: two consumers up to head_dim 128, 194 random problems (2026-11-27).
+_ONE_BLOCK_CYCLES_SAVED = 900
 _BYTES_PER_FIRST_CYCLE = 15  # of a block of K, for which a CTA waits first
 # Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
 _Q_BYTES_PER_CLOCK = {16: 22.8, 32: 32, 64: 44}
@@ -51,6 +54,7 @@ _NARROW_LOSS = {2: 1.2, 3: 1.05}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
 # of a piece.
 _UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 13.2, 64: 22.6}
+_NARROW_BYTES_PER_CLOCK = 17  # of pieces of 16 columns that do: three problems with few rows and long keys
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
 _EXPOSED = {2: 0.59, 3: 0.32}
 _HIDDEN_BY_MMA = {2: 0.87, 3: 1.29}  # of that share, for each time that there are as many products again
@@ -112,6 +116,8 @@ class FmhaFwdSm90(Model):
         if problem.has_dropout:
             self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
+        has_short_tiles = consumers == 2 and self._ctas == 1 and kernel.head_dim <= 128
+        self._one_block_saved = _ONE_BLOCK_CYCLES_SAVED if has_short_tiles else 0
         q_bytes = 2 * kernel.block_m * kernel.head_dim
         kv_bytes = 4 * kernel.stages * kernel.block_n * kernel.head_dim
         is_full = not (problem.causal or kernel.is_general)
@@ -129,6 +135,9 @@ class FmhaFwdSm90(Model):
         if self._is_unaligned:
             unaligned = 4 * kernel.block_n * kernel.head_dim / _UNALIGNED_BYTES_PER_CLOCK[columns]
             self._loads = max(self._loads, unaligned / self._cluster)
+        elif columns == _SECTOR_COLUMNS:
+            narrow = 4 * kernel.block_n * kernel.head_dim / _NARROW_BYTES_PER_CLOCK
+            self._loads = max(self._loads, narrow / self._cluster)
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if self._is_unaligned else 0)
         rates = _UNALIGNED_Q_BYTES_PER_CLOCK if self._is_unaligned else _Q_BYTES_PER_CLOCK
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
@@ -159,14 +168,23 @@ class FmhaFwdSm90(Model):
         if rows is not None:
             tile = rows.all_rounds(kernel.block_n) / rows.count * block
             longest = rows.rounds(0, kernel.block_n) * block
-            if sms < tiles <= 2 * sms:  # it is alone in the end
-                longest *= self._alone
+            if self._ctas == 2 and tiles > sms:  # the longest shares its SM, and is alone in the end
+                beside = rows.rounds(int(sms * rows.count // tiles), kernel.block_n) * block
+                longest = 2 * beside + (longest - beside) * self._alone
         if tile == longest:  # all are equal
             together = self._ctas if tiles > sms * self._ctas else 1
             rounds: float = math.ceil(tiles / sms / together) * together
         else:
             rounds = max(tiles / sms, 1)
-        dealt = rounds * tile + (rounds - 1) * (self._tile + crossing)
+        between = self._tile + crossing
+        if blocks == 1:
+            between -= self._one_block_saved
+        dealt = rounds * tile + (rounds - 1) * between
+        if rows is not None and tile != longest and self._ctas == 1 and tiles > sms:
+            # Some SM has as many tiles as this, each no shorter than the longest of the last ones.
+            full = math.ceil(tiles / sms) - 1
+            last = rows.rounds(int(full * sms * rows.count // tiles), kernel.block_n) * block
+            dealt = max(dealt, (full + 1) * last + full * between)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
         return cost * self._pair_factor(problem), 0
 
@@ -194,7 +212,7 @@ class FmhaFwdSm90(Model):
             and at_once * 4 * problem.seqlen_k * self.kernel.head_dim <= _WHOLE_HEADS_BYTES
         )
         was_measured = (
-            heads >= 2 * at_once
+            heads >= at_once
             and problem.num_heads_q == problem.num_heads_kv
             and 4 * problem.head_dim > 3 * self.kernel.head_dim
         )

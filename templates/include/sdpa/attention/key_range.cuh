@@ -20,6 +20,12 @@ struct KeyRange {
   int n_block_min;       // the first block that any row of the tile sees
   int n_block_full_min;  // at least n_block_min
 
+  // Where every row sees every key.
+  template <class Traits>
+  SDPA_DEVICE static KeyRange whole(const Sequence &sequence) {
+    return {(sequence.seqlen_k + Traits::kBlockN - 1) / Traits::kBlockN, sequence.seqlen_k / Traits::kBlockN, 0, 0};
+  }
+
   template <class Traits>
   SDPA_DEVICE static KeyRange make(const typename Traits::Params &params, const Sequence &sequence, int m_block) {
     int seen_by_last = sequence.seqlen_k;

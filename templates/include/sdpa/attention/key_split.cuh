@@ -16,6 +16,11 @@ struct KeySplit {
   int num_blocks;
   int num_active;  // splits that have any keys: [0, num_active)
 
+  // The only split of a tile.
+  SDPA_DEVICE static KeySplit whole(const KeyRange &keys) {
+    return {0, keys.n_block_min, keys.n_block_max - keys.n_block_min, 1};
+  }
+
   SDPA_DEVICE static KeySplit make(int index, int num_splits, const KeyRange &keys) {
     const int num_blocks = keys.n_block_max - keys.n_block_min;
     const int share = (num_blocks + num_splits - 1) / num_splits;

@@ -102,6 +102,7 @@ struct SplitParams : GeneralParams {
   cutlass::FastDivmod heads_per_kv;
   cutlass::FastDivmod m_blocks;  // the scheduler counts m_blocks of all splits
   int32_t num_splits;
+  int32_t sees_all;       // neither lengths, nor a causal mask, nor a window: every row sees every key
   float *partial_out;     // [tiles][num_splits][kBlockM][kHeadDim]
   float2 *partial_stats;  // [tiles][num_splits][kBlockM]: row_max in log2 units, row_sum
   uint32_t *arrivals;     // [tiles], zero before and after a launch

@@ -67,25 +67,44 @@ struct Kernel {
     const int heads_per_kv = params.heads_per_kv.divisor;
     tile.bidh = tile.bidh_kv * heads_per_kv;
 
-    Sequence sequence = Sequence::make(params, tile.bidb);
-    sequence.seqlen_q *= heads_per_kv;
-    sequence.num_rows *= heads_per_kv;
+    const Sequence sequence = packed_sequence(params, tile.bidb, heads_per_kv);
     const int first_row = tile.m_block * Traits::kBlockM;
     if (first_row >= sequence.num_rows) return;
-    const KeyRange all_keys = KeyRange::make<Traits>(params, sequence, tile.m_block);
+    const KeyRange all_keys = key_range(params, sequence, tile.m_block);
     if (all_keys.n_block_max == 0 || first_row >= sequence.seqlen_q) {
       if (split_index == 0) Epilogue<Traits>::store_empty(params, tile, sequence);
       return;
     }
-    const KeySplit split = KeySplit::make(split_index, params.num_splits, all_keys);
+    const KeySplit split =
+        params.num_splits == 1 ? KeySplit::whole(all_keys) : KeySplit::make(split_index, params.num_splits, all_keys);
     if (split.index >= split.num_active) return;
     const Sequence part = split.template of<Traits>(sequence);
 
     Tensor tOrO = make_accumulator();
     typename Mainloop<Traits>::SoftmaxState softmax;
-    Mainloop<Traits>::run(params, tile, part, KeyRange::make<Traits>(params, part, tile.m_block), smem, tOrO, softmax);
+    Mainloop<Traits>::run(params, tile, part, key_range(params, part, tile.m_block), smem, tOrO, softmax);
     const int tile_index = head * params.m_blocks.divisor + tile.m_block;
-    SplitEpilogue<Traits>::store_tile(params, tile, sequence, split, tile_index, smem, tOrO, softmax);
+    // The loop needs the registers.
+    const Sequence same_sequence = packed_sequence(params, tile.bidb, Arch::forget_origin(heads_per_kv));
+    SplitEpilogue<Traits>::store_tile(params, tile, same_sequence, split, tile_index, smem, tOrO, softmax);
+  }
+
+  // The rows of all query heads that share the tile's key head. Where they see all keys, as in most decoding, nothing is
+  // computed of it: a CTA with few keys takes hardly longer than what it does before its first load.
+  SDPA_DEVICE static Sequence packed_sequence(const typename Traits::Params &params, int bidb, int heads_per_kv) {
+    if (Traits::kHasShortPrologue && params.sees_all) {
+      const int rows = params.seqlen_q * heads_per_kv;
+      return {rows, rows, params.seqlen_k, params.seqlen_k, -rows - Traits::kBlockM, 0, 0};
+    }
+    Sequence sequence = Sequence::make(params, bidb);
+    sequence.seqlen_q *= heads_per_kv;
+    sequence.num_rows *= heads_per_kv;
+    return sequence;
+  }
+
+  SDPA_DEVICE static KeyRange key_range(const typename Traits::Params &params, const Sequence &sequence, int m_block) {
+    if (Traits::kHasShortPrologue && params.sees_all) return KeyRange::whole<Traits>(sequence);
+    return KeyRange::make<Traits>(params, sequence, m_block);
   }
 
   SDPA_DEVICE static auto make_accumulator() {  // ((2, 2), MMA_M, MMA_K)

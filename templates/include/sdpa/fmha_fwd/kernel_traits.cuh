@@ -170,7 +170,10 @@ struct KernelTraits : Config {
   static constexpr bool kComputesAgain = kIsGeneral && (!kIsSplit || kKvGroups == 1 || kHeadDim * kWarpsM >= 512);
   // Large accumulators leave no registers for addresses; computing them again for every tile costs less than spills.
   // At head_dim 80 the plain kernel spills without this, and the causal one with it.
-  static constexpr bool kRecomputesAddresses = !kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80);
+  static constexpr bool kRecomputesAddresses = (kIsSplit && kKvGroups > 1 && kHeadDim == 256) ||
+                                               (!kIsGeneral && kBlockM * kHeadDim >= 128 * (kIsCausal ? 96 : 80));
+  // Where rows see all keys, a split kernel starts without working that out; but for the one that would spill.
+  static constexpr bool kHasShortPrologue = kIsSplit && (kKvGroups == 1 || kHeadDim * kWarpsM < 512);
   // At head_dim 80, causal kernels and those with dropout spill unless a tile's first row is found again for each use.
   static constexpr bool kFindsRowAgain = kHeadDim == 80 && kBlockM == 128;
   // With dropout, the largest of them leave none for the mask's address either; smaller ones spill with this.

@@ -72,6 +72,7 @@ typename Traits::Params to_params(const sdpa_params &p) {
     params.m_blocks = cutlass::FastDivmod(m_blocks);
     params.scheduler = TileScheduler::make(m_blocks * p.num_splits, p.batch, p.num_heads_kv, p.num_heads_kv, 0);
     params.num_splits = p.num_splits;
+    params.sees_all = !(p.is_causal || p.has_window || p.seqlens_q || p.seqlens_k || p.cu_seqlens_q || p.cu_seqlens_k);
     const int64_t rows = num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
     params.partial_out = static_cast<float *>(p.workspace);
     params.partial_stats = reinterpret_cast<float2 *>(params.partial_out + rows * Traits::kHeadDim);

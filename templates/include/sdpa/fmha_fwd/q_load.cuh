@@ -30,12 +30,21 @@ struct QLoad {
     Tensor tSgQ = thr_mma.partition_A(gQ);
     auto pairs = recast<uint32_t>(tSrQ);
     const int first_row = tile.m_block * kBlockM;
+    const int first_col = get<1>(tScQ(0));
+    [[maybe_unused]] const Element *rows[Traits::kRowsPerThread];  // several heads': their addresses take long to find
+    if constexpr (Traits::kIsSplit) {
+      CUTE_UNROLL
+      for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+        const int row = get<0>(tScQ(2 * (i / 2 * 4 + i % 2)));
+        rows[i] = q_ptr + Traits::row_offset(params, params.q, first_row + row) + first_col;
+      }
+    }
     CUTE_UNROLL
     for (int i = 0; i < size(pairs); ++i) {
       const int row = get<0>(tScQ(2 * i)), col = get<1>(tScQ(2 * i));
       const bool inside = row < sequence.seqlen_q - first_row && (!kIsGeneral || col < Traits::head_dim(params));
       const Element *source = &tSgQ(2 * i);
-      if constexpr (Traits::kIsSplit) source = q_ptr + Traits::row_offset(params, params.q, first_row + row) + col;
+      if constexpr (Traits::kIsSplit) source = rows[i / 4 % Traits::kMmaM * 2 + i % 2] + (col - first_col);
       pairs(i) = inside ? *reinterpret_cast<const uint32_t *>(source) : 0u;
     }
   }
