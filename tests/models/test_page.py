@@ -115,7 +115,7 @@ def test_attention_is_predicted_for_an_l4(tmp_path: Path) -> None:
     assert found is not None
     assert one[""] == pytest.approx(found.microseconds, rel=5e-3)
     full = float(cells(plain | {"is_causal": False})[3]) / 2
-    assert one[""] < full < one["bool [2, 1, 512, 512]"] <= one["float32 [1, 8, 512, 512]"]
+    assert one[""] < full < one[masked["mask"]] <= 1.005 * one[biased["mask"]]  # all are rounded
     every = cells(plain, masked, biased, ms=2.5)
     assert every[:3] == ["M", "t", "3"]
     assert float(every[3]) == pytest.approx(
