@@ -30,7 +30,8 @@ def include_flags() -> list[str]:
         found += [Path(folder) / "cu13" / "include", Path(folder) / "cu13" / "include" / "cccl"]
     nvcc = shutil.which("nvcc")
     if nvcc is not None:
-        found.append(Path(nvcc).resolve().parents[1] / "include")
+        include = Path(nvcc).resolve().parents[1] / "include"
+        found += [include, include / "cccl"]
     return [f"-isystem{path}" for path in found if path.is_dir()]
 
 

@@ -71,7 +71,7 @@ def losses(run: Results) -> dict[str, float]:
 
 
 def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
-    """Whether times of `date` are another kernel's: its code has changed, or another launch merges its parts."""
+    """Whether times of `date` are another kernel's: its code has changed, or other CTAs merge its parts."""
     if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
         return False
     if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:

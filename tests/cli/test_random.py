@@ -99,7 +99,8 @@ def test_regret_is_over_problems_with_a_choice() -> None:
 
 def test_times_measured_again_judge_the_choice() -> None:
     first = {"slow": 12.0, "fast": 10.0, "lucky": 9.0}
-    sample = Sample(problem="p", chosen="slow", times=first, again={"slow": 11.0, "fast": 10.0, "lucky": 10.5})
+    again = {"slow": 11.0, "fast": 10.0, "lucky": 10.5}
+    sample = Sample(problem="p", chosen="slow", times=first, again=again)
     assert (sample.regret, sample.best) == (1.1, "fast")
     not_again = Sample(problem="p", chosen="slow", times=first, again={"fast": 10.0})
     assert (not_again.regret, not_again.best) == (12 / 9, "lucky")

@@ -28,7 +28,8 @@ Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
 trying, the samples of eight runs and the journals of `tune` were fitted together in the end (2026-11-26),
-what comes before the first loads of split kernels to 400 more since that takes less (2026-11-27). What counts is the ranking: other cards enter only through their rates.
+what comes before the first loads of split kernels to 400 more since that takes less (2026-11-27). What counts
+is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
