@@ -178,8 +178,6 @@ class FmhaFwd(Model):
             is_narrow = kernel.head_dim < 64
             self._dram_share = _DRAM_SHARE_OF_NARROW_ROWS if is_narrow else _DRAM_SHARE_OF_ONE_GROUP
         self._key_bytes = 2 * (problem.head_dim + problem.head_dim_v)
-        gbps = device.dram_gbps  # 0: not known
-        self._read_again_cycles = _READ_AGAIN * CLOCK_GHZ / gbps if gbps else 0.0  # of a byte of K and V
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
 
@@ -231,7 +229,7 @@ class FmhaFwd(Model):
         elif self._is_split and rows > block_m:
             kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
             if kv_bytes > self.device.l2_bytes:
-                cycles = max(cycles, kv_bytes * self._read_again_cycles)
+                cycles = max(cycles, _READ_AGAIN * self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3)
         return LAUNCH_CYCLES + cycles, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
