@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from sdpa_cutlass import __version__
 from sdpa_cutlass.library.locate import Target
 from tests.host_compiler import OBSERVED_FLAGS, compiler, include_flags, vector_flags
 from tests.mutation.model import INCLUDE, ROOT, SIMT_TESTS, Kernels, Mutant
+from tests.mutation.switches import DEFINITION, Edit, edit_of, switched
 from tests.source_lines import FLAGS as LINES_FLAGS
 
 _FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w", "-DSDPA_TARGET_HOST")
@@ -51,6 +52,9 @@ _SYSTEM_HEADERS = (
     "algorithm", "array", "atomic", "climits", "cstdarg", "cstdio", "exception", "map", "memory", "mutex",
     "new", "numeric", "system_error", "thread", "vector", "sys/mman.h", "ucontext.h",
 )  # fmt: skip
+
+
+_SWITCH = "mutant_switch.hpp"  # in the headers of a library of several mutants
 
 
 class BuildError(RuntimeError):
@@ -107,20 +111,31 @@ class Workshop:
         return Workshop(folder=folder, common=common)
 
     def library(
-        self, kernels: Kernels, mutant: Mutant | None, *, observed: bool, lines: bool = False
+        self, kernels: Kernels, mutants: Sequence[Mutant], *, observed: bool, lines: bool = False
     ) -> Path:
         """Builds the library, or the engine's test program, in a folder of its own. Raises BuildError.
 
-        With `lines`, messages about races name source lines: tests/source_lines.py. Costs a third more.
+        Several mutants are each behind a switch of its number, from 1 on: tests/mutation/switches.py. With
+        `lines`, messages about races name source lines: tests/source_lines.py. Costs a third more.
         """
-        name = f"baseline-{kernels.name}{'-observed' * observed}" if mutant is None else mutant.name
-        place = self.folder / name
+        kind = f"{kernels.name}{'-observed' * observed}"
+        names = {0: f"baseline-{kind}", 1: mutants[0].name if mutants else ""}
+        place = self.folder / names.get(len(mutants), f"switched-{kind}")
         shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(INCLUDE, place / "include")
-        if mutant is not None:
-            header = place / "include" / "sdpa" / mutant.header
-            text = header.read_text(encoding="utf-8")
-            header.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        include = place / "include"
+        shutil.copytree(INCLUDE, include)
+        if len(mutants) == 1:
+            _rewrite(include, mutants[0].header, lambda text: text.replace(mutants[0].old, mutants[0].new))
+        elif mutants:
+            (include / "sdpa" / _SWITCH).write_text(DEFINITION, encoding="utf-8")
+            edits: dict[str, list[tuple[int, Edit]]] = {}
+            for number, mutant in enumerate(mutants, start=1):
+                edit = edit_of(mutant)
+                if edit is None:
+                    raise BuildError(f"{mutant.name} cannot be behind a switch")
+                edits.setdefault(mutant.header, []).append((number, edit))
+            for header, of_header in edits.items():
+                _rewrite(include, header, partial(switched, edits=of_header))
         if kernels is Kernels.ENGINE:
             return _engine_program(place, self.folder / _CUTE, observed=observed)
         generated = self.folder / "generated" / kernels.name
@@ -146,6 +161,11 @@ class Workshop:
         shutil.rmtree(library.parent, ignore_errors=True)
 
 
+def _rewrite(include: Path, header: str, change: Callable[[str], str]) -> None:
+    path = include / "sdpa" / header
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def _compile(
     source: Path,
     target: Path,
@@ -169,6 +189,9 @@ def _compile(
         *include_flags(),
         *(("-include", str(precompiled)) if precompiled else ()),
     ]
+    switch = include / "sdpa" / _SWITCH
+    if switch.exists():  # behind what is precompiled, which has to be first
+        flags += ["-include", str(switch)]
     _run([compiler(), *flags, "-x", language, "-c", str(source), "-o", str(target)])
 
 

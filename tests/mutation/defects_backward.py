@@ -22,6 +22,8 @@ def backward(
     defect: str,
     by: Check = Check.NUMERICS,
     kernels: Kernels = Kernels.BACKWARD,
+    *,
+    alone: bool = False,
 ) -> Mutant:
     return Mutant(
         name=f"backward_{name}",
@@ -31,6 +33,7 @@ def backward(
         defect=defect,
         kernels=kernels,
         by=by,
+        alone=alone,
     )
 
 
@@ -78,6 +81,7 @@ BACKWARDS: tuple[Mutant, ...] = (
         "Tensor pairs = packed(tSrS, KeepAll{});",
         "dropped elements add to dV",
         kernels=Kernels.BACKWARD_DROPOUT,
+        alone=True,
     ),
     backward(
         "hidden_elements_keep_their_ds",

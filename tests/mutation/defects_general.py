@@ -41,6 +41,7 @@ GENERAL: tuple[Mutant, ...] = (
         defect="keys are loaded in order, and masked in another",
         kernels=Kernels.GENERAL,
         by=Check.NUMERICS,
+        alone=True,
     ),
     Mutant(
         name="mask_vectors_where_single_elements_are_due",

@@ -42,6 +42,7 @@ MEMORY: tuple[Mutant, ...] = (
         defect="rows of V beyond the end are loaded instead of zeros",
         kernels=Kernels.RING,
         by=Check.NUMERICS,
+        alone=True,
     ),
     Mutant(
         name="loads_the_block_before_the_first",
@@ -292,6 +293,7 @@ MEMORY: tuple[Mutant, ...] = (
         kernels=Kernels.RING,
         by=Check.BANKS,
         observed=True,
+        alone=True,
     ),
     Mutant(
         name="merge_of_distant_lanes",

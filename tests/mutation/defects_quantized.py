@@ -17,6 +17,7 @@ def quantized(
     *,
     kernels: Kernels = Kernels.QUANTIZED,
     observed: bool = False,
+    alone: bool = False,
 ) -> Mutant:
     return Mutant(
         name=f"quantized_{name}",
@@ -27,6 +28,7 @@ def quantized(
         kernels=kernels,
         by=by,
         observed=observed,
+        alone=alone,
     )
 
 
@@ -164,6 +166,7 @@ QUANTIZED: tuple[Mutant, ...] = (
         "integer sums of values are taken for floats",
         Check.NUMERICS,
         kernels=Kernels.QUANTIZED_SHIFTED,
+        alone=True,
     ),
     quantized(
         "shift_is_never_due",

@@ -107,6 +107,7 @@ class Mutant:
     kernels: Kernels
     by: Check  # the check that must find it, whichever others do
     observed: bool = False  # built so that plain loads and stores are seen: simt/observed.hpp
+    alone: bool = False  # it decides a type or a constant, which no switch can turn on: switches.py
 
     @property
     def path(self) -> Path:

@@ -18,6 +18,7 @@ import torch
 
 from sdpa_cutlass.library.locate import Target
 from tests.mutation.model import ROOT, Check, Kernels
+from tests.mutation.switches import VARIABLE
 from tests.source_lines import with_lines
 
 OUTSIDE_TESTS = "outside any test"  # in place of a test's name
@@ -159,13 +160,15 @@ def probe(
     stop_at: Check | None = None,
     stop_at_first: bool = False,
     timeout_s: float = TIMEOUT_S,
+    switch: int = 0,
 ) -> Outcome:
     """Runs the tests, or some of them on observed kernels, until `stop_at`, or any check, finds something.
 
-    `tests`: those of earlier failures alone. Raises RuntimeError when pytest fails to work.
+    `tests`: those of earlier failures alone. `switch`: of the mutant that is on, 0 for none. Raises
+    RuntimeError when pytest fails to work.
     """
     if kernels is Kernels.ENGINE:
-        return _probe_engine(library)
+        return _probe_engine(library, switch)
     record = library.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
     names = list(dict.fromkeys(_TESTS.get(kernels, _PLAIN)))
@@ -183,7 +186,7 @@ def probe(
     elif kernels in _SPLITS:
         arguments += ["-k", _SPLIT]
     log = library.with_suffix(".log")
-    process = _imported().Process(target=_run_pytest, args=(arguments, library, log))
+    process = _imported().Process(target=_run_pytest, args=(arguments, library, log, switch))
     process.start()
     process.join(timeout_s)
     hung = process.exitcode is None
@@ -217,22 +220,33 @@ def _imported() -> ForkServerContext:
     return context
 
 
-def _run_pytest(arguments: list[str], library: Path, log: Path) -> None:
+def _run_pytest(arguments: list[str], library: Path, log: Path, switch: int) -> None:
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.chdir(ROOT)
-    os.environ |= {Target.HOST.environment_variable: str(library), "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        Target.HOST.environment_variable: str(library),
+        VARIABLE: str(switch),
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them takes seconds
     os.environ.pop("PYTEST_ADDOPTS", None)
     torch.set_num_threads(1)  # torch has read its variable
     sys.exit(pytest.main(arguments))
 
 
-def _probe_engine(program: Path) -> Outcome:
+def _probe_engine(program: Path, switch: int) -> Outcome:
     """Runs the cases of the engine's test program, all in one process."""
     try:
-        run = subprocess.run([program], capture_output=True, text=True, check=False, timeout=ENGINE_TIMEOUT_S)
+        run = subprocess.run(
+            [program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ENGINE_TIMEOUT_S,
+            env=os.environ | {VARIABLE: str(switch)},
+        )
     except subprocess.TimeoutExpired:
         message = f"no end after {ENGINE_TIMEOUT_S} s"
         return Outcome(passed=0, failures=(Failure(check=Check.HANG, test="simt_test", message=message),))

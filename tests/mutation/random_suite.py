@@ -65,7 +65,7 @@ class _Baselines:
         """Raises BaselineError when a test fails without a defect."""
         with self._lock:
             if kernels not in self._known:
-                library = self._workshop.library(kernels, None, observed=False)
+                library = self._workshop.library(kernels, (), observed=False)
                 content = library.read_bytes()
                 started = time.monotonic()
                 outcome = probe(library, kernels, observed=False)
@@ -89,7 +89,7 @@ def _run(workshop: Workshop, baselines: _Baselines, mutant: RandomMutant) -> Ran
     for kernels in kernels_of(mutant.header):
         baseline = baselines.of(kernels)
         try:
-            library = workshop.library(kernels, mutant.as_mutant(), observed=False)
+            library = workshop.library(kernels, (mutant.as_mutant(),), observed=False)
         except BuildError:
             return result(Fate.REFUSED)
         if library.read_bytes() != baseline.library:

@@ -13,6 +13,7 @@ from typing import Any
 from tests.mutation.build import BuildError, Workshop
 from tests.mutation.model import Check, Kernels, Mutant
 from tests.mutation.probe import OUTSIDE_TESTS, Failure, Outcome, probe
+from tests.mutation.switches import together
 
 
 class Verdict(Enum):
@@ -57,54 +58,115 @@ class BaselineError(RuntimeError):
 
 def run_baseline(workshop: Workshop, kernels: Kernels, *, observed: bool) -> Outcome:
     """Builds and tests the unchanged headers. Raises BuildError."""
-    library = workshop.library(kernels, None, observed=observed)
+    library = workshop.library(kernels, (), observed=observed)
     outcome = probe(library, kernels, observed=observed)
     workshop.discard(library)
     return outcome
 
 
-def check_baseline(workshop: Workshop, kernels: Kernels, tests: Sequence[str], *, observed: bool) -> None:
-    """Raises BaselineError when one of `tests`, which found mutants, fails without any defect."""
-    library = workshop.library(kernels, None, observed=observed)
-    failures = probe(library, kernels, observed=observed, tests=tests).failures if tests else ()
-    workshop.discard(library)
-    if failures:
-        first = failures[0]
-        raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
-
-
 def run_mutant(
     workshop: Workshop, mutant: Mutant, *, every_check: bool = False, lines: bool = False
 ) -> Result:
-    """Never raises for what the defect does; RuntimeError when pytest cannot run.
+    """Builds and tests one. Never raises for what the defect does; RuntimeError when pytest cannot run.
 
     Tests end when the check that has to find the defect has found it, or, with `every_check`, when all have
     run. With `lines`, messages about races name source lines, which takes longer to compile.
     """
     started = time.monotonic()
-    failures: dict[Check, list[Failure]] = {}
-    note = mutant.why_stale() or ""
-    if note:
+    note = mutant.why_stale()
+    if note is not None:
         return Result(mutant=mutant, verdict=Verdict.STALE, failures={}, note=note, seconds=0.0)
     try:
-        library = workshop.library(mutant.kernels, mutant, observed=mutant.observed, lines=lines)
-        stop_at = None if every_check else mutant.by
-        outcome = probe(library, mutant.kernels, observed=mutant.observed, stop_at=stop_at)
-        failures = outcome.by_check()
-        workshop.discard(library)
+        library = workshop.library(mutant.kernels, (mutant,), observed=mutant.observed, lines=lines)
     except BuildError as error:
-        lines = [line for line in str(error).splitlines() if "error" in line]
-        message = (lines or [str(error)])[0][-300:]
+        message = _first_error(error)
         failures = {Check.COMPILER: [Failure(check=Check.COMPILER, test="g++", message=message)]}
+        return _judged(mutant, failures, started)
+    failures = _failures_on(library, mutant, every_check=every_check)
+    workshop.discard(library)
+    return _judged(mutant, failures, started)
+
+
+def _failures_on(
+    library: Path, mutant: Mutant, *, every_check: bool, switch: int = 0
+) -> dict[Check, list[Failure]]:
+    stop_at = None if every_check else mutant.by
+    outcome = probe(library, mutant.kernels, observed=mutant.observed, stop_at=stop_at, switch=switch)
+    return outcome.by_check()
+
+
+def _judged(mutant: Mutant, failures: dict[Check, list[Failure]], started: float) -> Result:
     if not failures:
         verdict, note = Verdict.SURVIVED, "every test passed"
     elif mutant.by not in failures:
-        verdict = Verdict.OTHERWISE
-        note = f"{mutant.by.value} did not find it"
+        verdict, note = Verdict.OTHERWISE, f"{mutant.by.value} did not find it"
     else:
-        verdict = Verdict.CAUGHT
+        verdict, note = Verdict.CAUGHT, ""
     seconds = time.monotonic() - started
     return Result(mutant=mutant, verdict=verdict, failures=failures, note=note, seconds=seconds)
+
+
+def _first_error(error: BuildError) -> str:
+    lines = [line for line in str(error).splitlines() if "error" in line]
+    return (lines or [str(error)])[0][-300:]
+
+
+class _Run:
+    """One run of many mutants: what they share, and the libraries that the last step asks once more."""
+
+    def __init__(
+        self, workshop: Workshop, done: Callable[[Result], None], *, every_check: bool, lines: bool
+    ) -> None:
+        self._workshop = workshop
+        self._done = done
+        self._every_check = every_check
+        self._lines = lines
+        self._switched: dict[tuple[Kernels, bool], Path] = {}
+
+    def builds(self, mutants: Sequence[Mutant]) -> list[tuple[Mutant, ...]]:
+        """What is built together, the longest first."""
+        kinds: dict[tuple[Kernels, bool], list[Mutant]] = {}
+        for mutant in mutants:
+            kinds.setdefault((mutant.kernels, mutant.observed), []).append(mutant)
+        found: list[tuple[Mutant, ...]] = []
+        for of_kind in kinds.values():
+            fit, alone = ([], of_kind) if self._lines else together(of_kind)
+            found += [tuple(fit)] * bool(fit) + [(mutant,) for mutant in alone]
+        return sorted(found, key=len, reverse=True)
+
+    def results(self, mutants: tuple[Mutant, ...]) -> list[Result]:
+        """Of what is built together. Raises BuildError if it cannot be."""
+        first, *others = mutants
+        if not others:
+            result = run_mutant(self._workshop, first, every_check=self._every_check, lines=self._lines)
+            self._done(result)
+            return [result]
+        try:
+            library = self._workshop.library(first.kernels, mutants, observed=first.observed)
+        except BuildError as error:
+            raise BuildError(
+                f"{first.kernels.name} with {len(mutants)} switches: mark what decides types or constants "
+                f"`alone` (tests/mutation/model.py): {_first_error(error)}"
+            ) from error
+        found = []
+        for switch, mutant in enumerate(mutants, start=1):
+            started = time.monotonic()
+            failures = _failures_on(library, mutant, every_check=self._every_check, switch=switch)
+            found.append(_judged(mutant, failures, started))
+            self._done(found[-1])
+        self._switched[first.kernels, first.observed] = library
+        return found
+
+    def check_baseline(self, kernels: Kernels, tests: Sequence[str], *, observed: bool) -> None:
+        """Raises BaselineError when one of `tests`, which found mutants, fails with no switch on."""
+        library = self._switched.get((kernels, observed))
+        if library is None:
+            library = self._workshop.library(kernels, (), observed=observed)
+        failures = probe(library, kernels, observed=observed, tests=tests).failures if tests else ()
+        self._workshop.discard(library)
+        if failures:
+            first = failures[0]
+            raise BaselineError(f"{kernels.name} fails without a defect: {first.test}: {first.message}")
 
 
 def run_mutants(
@@ -118,29 +180,24 @@ def run_mutants(
 ) -> list[Result]:
     """The results in the order of `mutants`; `done` hears of each as it comes.
 
-    Raises BaselineError when a test that found a mutant fails without any.
+    Mutants of the same kernels are built together, each behind a switch, unless `lines` are asked for. Raises
+    BaselineError when a test that found a mutant fails without any, BuildError when switches do not compile.
     """
-    workshop = Workshop.open(folder)
-
-    def run(mutant: Mutant) -> Result:
-        result = run_mutant(workshop, mutant, every_check=every_check, lines=lines)
-        done(result)
-        return result
-
+    run = _Run(Workshop.open(folder), done, every_check=every_check, lines=lines)
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            results = list(pool.map(run, mutants))
-            found = _tests_that_found(results)
+            results = [result for some in pool.map(run.results, run.builds(mutants)) for result in some]
             baselines = [
-                pool.submit(check_baseline, workshop, kernels, tests, observed=observed)
-                for (kernels, observed), tests in found.items()
+                pool.submit(run.check_baseline, kernels, tests, observed=observed)
+                for (kernels, observed), tests in _tests_that_found(results).items()
             ]
             for baseline in baselines:
                 baseline.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return results
+    by_name = {result.mutant.name: result for result in results}
+    return [by_name[mutant.name] for mutant in mutants]
 
 
 def _tests_that_found(results: Sequence[Result]) -> dict[tuple[Kernels, bool], list[str]]:

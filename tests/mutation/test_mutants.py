@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -73,8 +74,8 @@ def test_failures_are_sorted_by_check(kind: str, message: str, check: Check) -> 
 class NoCompiler:
     """A workshop whose libraries are names: "mutant" or "unchanged"."""
 
-    def library(self, kernels: Kernels, mutant: Mutant | None, **_: bool) -> Path:
-        return Path("mutant" if mutant else "unchanged")
+    def library(self, kernels: Kernels, mutants: Sequence[Mutant], **_: bool) -> Path:
+        return Path("mutant" if mutants else "unchanged")
 
     def discard(self, library: Path) -> None:
         pass
