@@ -33,7 +33,7 @@ def add(prepared: Prepared, options: Options, inputs: Inputs) -> None:
     global table, latest
     latest = prepared
     launch = prepared.plan.launcher
-    if launch is None or prepared.casts_mask:
+    if launch is None or prepared.casts_mask or prepared.copied_mask is not None:
         return
     # In the order of CallTable.call, which draws random bits itself.
     tensors = (*inputs[:9], inputs.sinks)

@@ -21,7 +21,7 @@ from ..problem import Causal
 from . import array_calls, call_table, growing, outputs, rng, torch_hooks, torch_inputs
 from .arguments import Form, Inputs, Options, Result
 from .binding import bind
-from .extras import Extras, refuse_causal_bias
+from .extras import Extras, dense_copy, refuse_causal_bias
 from .operands import Layout
 from .plan_cache import Plans, Signature, launch, require_data, signature_of
 from .planning import Prepared, execute, prepare, random_bits
@@ -101,7 +101,7 @@ def run(
     if not is_latest:
         options = Options(family, causal, scale, enable_gqa, kernel, return_lse)
         call_table.add(prepared, options, Inputs(query, key, value, out))
-    plan, empty_like, make_lse, out_stride, out_shape, _, _, spans = prepared
+    plan, empty_like, make_lse, out_stride, out_shape, _, _, spans, _ = prepared
     if out is not None:
         outputs.check_known_spans(out, q, k, v, spans)
         torch_hooks.increment_version((out,))
@@ -210,6 +210,8 @@ def run_general(
             )
             call_table.add(prepared, options, inputs)
     state = random_bits(philox, prepared.p_dropout, query)
+    if attn_mask is not None and prepared.copied_mask is not None:
+        attn_mask = dense_copy(attn_mask.expand(prepared.copied_mask))
     extras = Extras(attn_mask, prepared.p_dropout, state, seqlens_q, seqlens_k, sinks=sinks)
     return launch(prepared, query, key, value, out, extras)
 

@@ -23,7 +23,7 @@ from .operands import INT32_MAX, Operands, check_no_grad, dtype_name
 if TYPE_CHECKING:
     import torch
 
-_ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
+ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
 # Neighbouring keys that a thread reads at once, by vectors of up to 16 bytes: kMaskRun of the family's
 # kernel_traits.cuh, and the most of any.
 _RUNS = {Family.FMHA_FWD_SM90: 2, Family.FMHA_FWD_Q8: 4}
@@ -123,7 +123,7 @@ def needs_dense_copy(mask: torch.Tensor, family: Family | None = None) -> bool:
 def _has_aligned_rows(mask: torch.Tensor, run: int) -> bool:
     """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of set_params.hpp."""
     size = mask.element_size()
-    vector = min(run * size, _ROW_BYTES)
+    vector = min(run * size, ROW_BYTES)
     starts = (mask.stride(dim) * size for dim in range(3) if mask.shape[dim] > 1)
     return mask.data_ptr() % vector == 0 and all(start % vector == 0 for start in starts)
 
@@ -134,7 +134,7 @@ def dense_copy(mask: torch.Tensor) -> torch.Tensor:
     Dimensions that it broadcasts over are not written out.
     """
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
-    vector = _ROW_BYTES // mask.element_size()
+    vector = ROW_BYTES // mask.element_size()
     keys = mask.shape[3]
     copy = own.new_empty((*own.shape[:3], -(-keys // vector) * vector))[..., :keys]
     return copy.copy_(own).expand(mask.shape)

@@ -71,7 +71,7 @@ def launch(
     given: Extras,
 ) -> Result:
     """Runs a known signature on tensors as the caller gave them; `given` has its random bits."""
-    plan, empty_like, make_lse, out_stride, out_shape, _, _, _ = prepared
+    plan, empty_like, make_lse, out_stride, out_shape, *_ = prepared
     if out is None:
         out = empty_like(query) if out_stride is None else query.new_empty_strided(out_shape, out_stride)
     lse = None if make_lse is None else make_lse()

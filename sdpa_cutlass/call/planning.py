@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 class Executed(NamedTuple):
-    """Canonical outputs. `plan` is None when nothing was launched, or on copies of inputs or of out."""
+    """Canonical outputs. `plan` is None when nothing was launched, or on copies of operands or of out.
+
+    copies_mask: `plan` takes masks as `extras.dense_copy` makes them.
+    """
 
     out: torch.Tensor
     softmax_lse: torch.Tensor | None
     philox: PhiloxState | torch.Tensor
     plan: Plan | None
+    copies_mask: bool = False
 
 
 class Prepared(NamedTuple):
@@ -47,6 +51,7 @@ class Prepared(NamedTuple):
     p_dropout: float
     casts_mask: bool  # under torch.autocast
     spans: tuple[int, int, int, int]  # of query, key, value and out, in bytes; 0 unless the caller gave out
+    copied_mask: tuple[int, ...] | None  # [B, Hq, Sq, Sk] of a mask of which each call makes a dense copy
 
 
 def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: Any) -> Executed:
@@ -84,8 +89,7 @@ def execute(bound: Bound, options: Options, out: torch.Tensor | None, philox: An
     if drops_everything:
         result.zero_()
     is_in_place = q is query and k is operands.key and v is operands.value and written is result
-    is_in_place = is_in_place and not copies_mask
-    return Executed(result, lse, state, plan if is_in_place and not drops_everything else None)
+    return Executed(result, lse, state, plan if is_in_place and not drops_everything else None, copies_mask)
 
 
 def make_plan(
@@ -111,9 +115,15 @@ def prepare(
 ) -> Prepared | None:
     """What serves the next call of the same signature; `out` and `lse` are as the caller sees them.
 
-    None where copies were made, so that a plan would have to make them too.
+    None where copies were made, so that a plan would have to make them too, but for those of masks.
     """
     operands, mask = bound.operands, bound.given.mask
+    copied_mask = None
+    if executed.copies_mask:
+        assert mask is not None
+        if operands.rank > 4 or mask.data_ptr() % extras.ROW_BYTES:  # else strides alone ask for the copy
+            return None
+        copied_mask = tuple(mask.shape)
     if executed.plan is None:
         return None
     if lse is not None and is_virtual(lse):  # made in a mode of torch's, such as FakeTensorMode
@@ -147,6 +157,7 @@ def prepare(
             outputs.span(inputs.value),
             outputs.span(out),
         ),
+        copied_mask=copied_mask,
     )
 
 

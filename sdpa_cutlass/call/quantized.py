@@ -378,7 +378,7 @@ def attend(kv: QuantizedKV, options: Options, inputs: Inputs, refused: dict[str,
         read = {"query": query, "attn_mask": mask, "seqlens_q": seqlens_q, "sinks": sinks}
         outputs.check_no_overlap(out, {name: tensor for name, tensor in read.items() if tensor is not None})
     if problem.is_empty:
-        result, lse, _, _ = execute(bound, options, out, None)
+        result, lse = execute(bound, options, out, None)[:2]
     else:
         result = outputs.empty_out(operands) if out is None else operands.canonical_out(out)
         lse = outputs.empty_lse(operands) if options.return_lse else None

@@ -13,6 +13,8 @@ import torch
 
 from sdpa_cutlass import Family, attention, explain
 from sdpa_cutlass.call import binding, calls, extras, planning
+from sdpa_cutlass.call.arguments import Inputs, Options
+from sdpa_cutlass.call.plan_cache import Plans
 from tests.library.reference import expect_close, rand, torchs_attention
 
 HEADERS = Path(__file__).parents[2] / "templates" / "include" / "sdpa"
@@ -45,6 +47,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     monkeypatch.setattr(planning, "make_plan", noted)
     monkeypatch.setattr(extras, "DENSE_COPY_SCORES", 1)
+    monkeypatch.setattr(calls, "_general", Plans())
     return masks
 
 
@@ -74,7 +77,7 @@ def test_each_call_reads_what_the_mask_holds_then(planned: list[torch.Tensor]) -
     second = attention(q, k, v, attn_mask=mask)
     assert not torch.equal(first, second)
     assert torch.equal(second, attention(q, k, v, attn_mask=mask.contiguous()))
-    assert [mask.stride(3) for mask in planned[:2]] == [1, 1]
+    assert planned[0].stride(3) == 1
     assert planned[0].data_ptr() != mask.data_ptr()
 
 
@@ -88,6 +91,7 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
     out = attention(q, k, v, attn_mask=mask)
     monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
+    monkeypatch.setattr(calls, "_general", Plans())  # without what the other number has led to
     assert torch.equal(out, attention(q, k, v, attn_mask=mask))
     asked, copied, lying = planned  # the first time, which kernel takes it
     assert asked.data_ptr() == mask.data_ptr()
@@ -208,8 +212,11 @@ def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"copied   key, with strides {columns.stride()}" in str(explain(q, columns, v))
 
 
-def test_no_plan_is_kept_for_a_copy(planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would read the caller's memory with the copy's strides."""
+@pytest.mark.parametrize("num_axes", [4, 3])
+def test_a_known_call_copies_its_own_mask(
+    num_axes: int, planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan has the strides of a copy: the caller's memory would be read with the wrong ones."""
     kept: list[Any] = []
     prepare = planning.prepare
 
@@ -219,6 +226,27 @@ def test_no_plan_is_kept_for_a_copy(planned: list[torch.Tensor], monkeypatch: py
 
     monkeypatch.setattr(calls, "prepare", noted)
     q, k, v = operands()
-    attention(q, k, v, attn_mask=t5_bias(1), causal="top_left", scale=0.37)
-    attention(q, k, v, attn_mask=t5_bias(1).contiguous(), causal="top_left", scale=0.37)
-    assert [found is None for found in kept] == [True, False]
+    for _ in range(3):
+        mask = t5_bias(1)[(0,) * (4 - num_axes)]
+        out = attention(q, k, v, attn_mask=mask, causal="top_left", scale=0.37)
+        expected = attention(q, k, v, attn_mask=mask.contiguous(), causal="top_left", scale=0.37)
+        assert torch.equal(out, expected)
+    assert [found is None for found in kept] == [False, False]  # a copied mask's and a dense one's
+    assert [found.copied_mask for found in kept] == [(BATCH, HEADS, ROWS, KEYS), None]
+
+
+def test_no_plan_is_kept_for_a_copy_that_an_address_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of the same strides elsewhere need none."""
+    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    q, k = rand(1, HEADS, ROWS, HEAD_DIM), rand(1, HEADS, 48, HEAD_DIM)
+    memory = torch.randn(HEADS * ROWS * 48 + 8, dtype=torch.float16)
+    kept = []
+    for start in (1, 0):
+        mask = memory[start : start + HEADS * ROWS * 48].view(1, HEADS, ROWS, 48)
+        options, inputs = Options(), Inputs(q, k, k, attn_mask=mask)
+        bound = binding.bind(options, inputs)
+        executed = planning.execute(bound, options, None, None)
+        assert executed.copies_mask == (start == 1)
+        kept.append(planning.prepare(executed, inputs, bound, executed.out, None))
+    assert kept[0] is None
+    assert kept[1] is not None

@@ -158,10 +158,18 @@ MUTANTS = (
     PythonMutant(
         name="plans_outlive_the_copy_of_a_mask",
         defect="the next call reads the caller's mask with the strides of the copy that the first one made",
+        file="call/calls.py",
+        old="if attn_mask is not None and prepared.copied_mask is not None:",
+        new="if False:",
+        tests="tests/library/test_strided_masks.py::test_a_known_call_copies_its_own_mask",
+    ),
+    PythonMutant(
+        name="plans_copy_masks_whose_address_was_odd",
+        defect="masks that kernels read as they lie are copied, for one of their strides began unaligned",
         file="call/planning.py",
-        old="is_in_place = is_in_place and not copies_mask",
-        new="pass",
-        tests="tests/library/test_strided_masks.py::test_no_plan_is_kept_for_a_copy",
+        old="operands.rank > 4 or mask.data_ptr() % extras.ROW_BYTES",
+        new="operands.rank > 4",
+        tests="tests/library/test_strided_masks.py::test_no_plan_is_kept_for_a_copy_that_an_address_asks_for",
     ),
     PythonMutant(
         name="every_family_reads_long_runs",
