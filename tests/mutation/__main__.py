@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.mutation.build import Workshop
 from tests.mutation.catalogue import MUTANTS
 from tests.mutation.model import Mutant
 from tests.mutation.random_defects import draw
@@ -118,8 +119,8 @@ def main() -> int:
         folder = arguments.work or Path(temporary)
         try:
             results = run_mutants(
+                Workshop.open(folder.resolve()),
                 mutants,
-                folder.resolve(),
                 arguments.jobs,
                 done,
                 every_check=arguments.every_check,

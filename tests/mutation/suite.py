@@ -170,8 +170,8 @@ class _Run:
 
 
 def run_mutants(
+    workshop: Workshop,
     mutants: Sequence[Mutant],
-    folder: Path,
     jobs: int,
     done: Callable[[Result], None],
     *,
@@ -183,7 +183,7 @@ def run_mutants(
     Mutants of the same kernels are built together, each behind a switch, unless `lines` are asked for. Raises
     BaselineError when a test that found a mutant fails without any, BuildError when switches do not compile.
     """
-    run = _Run(Workshop.open(folder), done, every_check=every_check, lines=lines)
+    run = _Run(workshop, done, every_check=every_check, lines=lines)
     with ThreadPoolExecutor(jobs) as pool:
         try:
             results = [result for some in pool.map(run.results, run.builds(mutants)) for result in some]

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -23,7 +24,9 @@ from tests.mutation.model import HEADERS, Check, Kernels, Mutant
 from tests.mutation.probe import Failure, Outcome, check_of
 from tests.mutation.suite import Verdict, run_baseline, run_mutant
 
-A_DAY = 4  # mutants; all of them have had their turn within a month
+A_DAY = 4  # mutants; all of them have had their turn within four months
+BESIDE = tuple(mutant for mutant in MUTANTS if mutant.kernels is Kernels.COMBINE)[:3]
+"""Which run each day: their library, of several behind switches, is built in seconds."""
 
 
 def _todays() -> list[Mutant]:
@@ -83,7 +86,7 @@ class NoCompiler:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_test_that_fails_without_a_mutant_has_found_none(
-    broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.by is Check.NUMERICS)
     found = Failure(check=Check.NUMERICS, test="test_fused.py::test_x[a]", message="(a) max error")
@@ -95,12 +98,12 @@ def test_a_test_that_fails_without_a_mutant_has_found_none(
         return Outcome(passed=1, failures=(found,) if fails else ())
 
     monkeypatch.setattr(suite, "probe", probe)
-    monkeypatch.setattr(suite.Workshop, "open", lambda folder: NoCompiler())
+    workshop = cast(Workshop, NoCompiler())
     if broken:
         with pytest.raises(suite.BaselineError, match=r"fails without a defect: test_fused.py::test_x\[a\]"):
-            suite.run_mutants([mutant], tmp_path, 1, lambda result: None)
+            suite.run_mutants(workshop, [mutant], 1, lambda result: None)
     else:
-        (result,) = suite.run_mutants([mutant], tmp_path, 1, lambda result: None)
+        (result,) = suite.run_mutants(workshop, [mutant], 1, lambda result: None)
         assert result.verdict is Verdict.CAUGHT
     assert asked == [None, [found.test]]
 
@@ -112,10 +115,13 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", _todays(), ids=lambda mutant: mutant.name)
-def test_is_caught(workshop: Workshop, mutant: Mutant) -> None:
-    result = run_mutant(workshop, mutant)
-    assert result.verdict is Verdict.CAUGHT, f"{mutant.defect}: {result.verdict.value} ({result.note})"
+def test_todays_mutants_are_caught(workshop: Workshop) -> None:
+    """And with no switch on, the tests that found them pass, or run_mutants raises."""
+    mutants = list(dict.fromkeys((*_todays(), *BESIDE)))
+    results = suite.run_mutants(workshop, mutants, 2, lambda result: None)
+    assert [result.mutant for result in results] == mutants
+    survivors = [result for result in results if result.verdict is not Verdict.CAUGHT]
+    assert not survivors, [f"{r.mutant.name}: {r.verdict.value} ({r.note})" for r in survivors]
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
-"""Mutants behind switches: what is put there, and that one library tells several apart."""
+"""Mutants behind switches: what is put there. test_mutants.py runs some."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from tests.mutation.catalogue import MUTANTS
 from tests.mutation.model import Kernels, Mutant
-from tests.mutation.suite import Verdict, run_mutants
 from tests.mutation.switches import Edit, edit_between, edit_of, switched, together, tokens
 
 
@@ -72,12 +69,3 @@ def test_each_mutant_is_behind_one_switch_or_alone() -> None:
             expected = tokens(text.replace(mutant.old, mutant.new))
             assert [token.text for token in changed] == [token.text for token in expected]
     assert num_alone <= len(MUTANTS) // 8
-
-
-@pytest.mark.slow
-def test_mutants_of_one_library_are_caught(tmp_path: Path) -> None:
-    """Each by itself: with no switch on, the tests that found them pass, or run_mutants raises."""
-    mutants = [mutant for mutant in MUTANTS if mutant.kernels is Kernels.COMBINE][:4]
-    results = run_mutants(mutants, tmp_path, 2, lambda result: None)
-    assert [result.mutant for result in results] == mutants
-    assert {result.verdict for result in results} == {Verdict.CAUGHT}
