@@ -58,9 +58,9 @@ BIAS_GRADIENTS: tuple[Mutant, ...] = (
     backward(
         "bias_sums_beyond_the_last_element",
         _PARTS,
-        "    if (element >= params.num_elements) return;\n",
-        "",
-        "CTAs that add up parts store what is behind the gradient of a bias",
+        "if (element >= params.num_elements) return;",
+        "if (element > params.num_elements) return;",
+        "CTAs that add up parts store one element behind the gradient of a bias",
         Check.OUTSIDE,
     ),
     backward(
