@@ -97,9 +97,8 @@ struct KernelTraits : Config {
     return pairs % 2 != 0 || pairs * kMaskWords <= kMaskRegisters ? pairs : mask_pairs_ahead(pairs / 2);
   }
   static constexpr int kMaskPairsAhead = mask_pairs_ahead(kBlockN / 8);
-  // Next to a mask, and in bf16, large accumulators leave no registers to keep seed and offset for the loop.
-  static constexpr bool kFindsDropoutAgain =
-      kHasDropout && (kHasMask || std::is_same_v<Element, cutlass::bfloat16_t>) && kAccumulatorRegisters >= 160;
+  // Large accumulators leave no registers to keep seed and offset for the loop.
+  static constexpr bool kFindsDropoutAgain = kHasDropout && kAccumulatorRegisters >= 160;
   static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;
