@@ -6,7 +6,6 @@ PYTHON ?= python3
 SPACE ?= release
 CUDA_KERNELS ?=
 HOST_KERNELS ?=
-HOST_FAMILIES ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 TORCH ?= 2.4.1 2.11.0 newest
@@ -32,8 +31,8 @@ help:
 	@echo "make demo        build the library for this machine and compare fused attention with the baselines"
 	@echo "make test        lint, types, both libraries (release), all tests"
 	@echo "make docs        the documentation site in build/site; a broken link or an undocumented name fails"
-	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=glob)"
-	@echo "make host        the CPU library only          (SPACE, JOBS, HOST_KERNELS=glob, HOST_FAMILIES=list)"
+	@echo "make cuda        the CUDA library only         (SPACE=smoke|release|sweep, JOBS=n, CUDA_KERNELS=globs)"
+	@echo "make host        the CPU library only          (SPACE, JOBS, HOST_KERNELS=globs)"
 	@echo "make host-asan   the CPU library (smoke) under AddressSanitizer and UBSan, in build/host-asan"
 	@echo "make lint types  ruff and clang-format; mypy"
 	@echo "make gates       write the table of machine code again (tests/build/sass_gates.md); review its diff"
@@ -48,8 +47,7 @@ help:
 	@echo "PYTHON=/path/to/python3 chooses the Python that .venv is made with"
 
 ifeq ($(GPU),)
-demo: HOST_KERNELS := *_sm89_*_f16*
-demo: HOST_FAMILIES := fmha_fwd;unfused;combine
+demo: HOST_KERNELS := fmha_fwd_sm89_*_m64n64_s?_w4_f16*,unfused_*_m64n64_*_f16*,combine_*_f16
 demo: $(VENV)/.demo host
 	@echo "== no GPU found: comparing on the CPU"
 else
@@ -77,7 +75,7 @@ cuda: $(VENV)/.demo
 host-asan: SPACE := smoke
 host host-asan: $(VENV)/.demo
 	@echo "== libsdpa_cutlass_host ($(SPACE)), preset $@"
-	@$(CONFIGURE) --preset $@ -DSDPA_FILTER='$(HOST_KERNELS)' -DSDPA_FAMILIES='$(HOST_FAMILIES)'
+	@$(CONFIGURE) --preset $@ -DSDPA_FILTER='$(HOST_KERNELS)'
 	@$(CMAKE) --build --preset $@ --parallel $(JOBS)
 
 lint: $(VENV)/.dev

@@ -1,7 +1,7 @@
 # Every option of the build, with its default.
 set(SDPA_TARGET "cuda;host" CACHE STRING "Libraries to build: cuda, host, or both (a list)")
 set(SDPA_SPACE "release" CACHE STRING "The generator's space: smoke, release or sweep")
-set(SDPA_FILTER "" CACHE STRING "Only kernels whose name matches this glob (empty: all of the space)")
+set(SDPA_FILTER "" CACHE STRING "Only kernels whose name matches one of these globs, comma-separated (empty: all of the space)")
 set(SDPA_FAMILIES "" CACHE STRING "Only kernels of these families, e.g. fmha_fwd;combine;unfused (empty: all)")
 set(SDPA_CUDA_ARCHS "89" CACHE STRING "GPU architectures: 89 is sm_89 code and compute_89 PTX; 80-real, 90-virtual, ...")
 set(SDPA_SASS_ARCHS "" CACHE STRING

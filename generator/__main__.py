@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="DIR", default="build/generated", help="default: %(default)s")
     parser.add_argument("--space", metavar="|".join(SPACES), default="release", help="default: %(default)s")
     parser.add_argument(
-        "--filter", metavar="GLOB", help="only the kernels whose names match, e.g. '*_d64_*_f16'"
+        "--filter",
+        metavar="GLOBS",
+        help="only the kernels whose names match one of these, comma-separated, e.g. '*_d64_*_f16'",
     )
     parser.add_argument(
         "--families", metavar="NAMES", help=f"only these, comma-separated, of {', '.join(FAMILIES.names)}"
@@ -67,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _space(name: str, families: str | None, glob: str | None) -> Space:
+def _space(name: str, families: str | None, globs: str | None) -> Space:
     if name not in SPACES:
         raise RequestError(f"unknown space {name!r}; there are {', '.join(SPACES)}")
     chosen = FAMILIES.build(name)
@@ -77,11 +79,11 @@ def _space(name: str, families: str | None, glob: str | None) -> Space:
             if family not in FAMILIES.names:
                 raise RequestError(f"unknown family {family!r}; there are {', '.join(FAMILIES.names)}")
         chosen = chosen.of_families(wanted)
-    if glob is None:
+    if globs is None:
         return chosen
-    chosen = chosen.filtered(glob)
+    chosen = chosen.filtered(globs)
     if not chosen.kernels and not chosen.rejected:
-        raise RequestError(f"no kernel of space {name} matches {glob!r}; --list prints their names")
+        raise RequestError(f"no kernel of space {name} matches {globs!r}; --list prints their names")
     return chosen
 
 

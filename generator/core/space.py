@@ -47,14 +47,16 @@ class Space:
     name: str
     kernels: tuple[Kernel, ...]
     rejected: tuple[Rejected, ...] = ()
-    filter: str | None = None  # the glob that `filtered` was given
+    filter: str | None = None  # the globs that `filtered` was given
 
-    def filtered(self, glob: str) -> Space:
+    def filtered(self, globs: str) -> Space:
         """`<name>_filtered`: the kernels, and the rejected ones, whose names match a shell-style glob.
 
-        Case counts.
+        Several globs are separated by commas; one match is enough. Case counts.
         """
-        return replace(self._where(lambda kernel: fnmatchcase(kernel.name, glob)), filter=glob)
+        patterns = globs.split(",")
+        matches = self._where(lambda kernel: any(fnmatchcase(kernel.name, glob) for glob in patterns))
+        return replace(matches, filter=globs)
 
     def of_families(self, names: Collection[str]) -> Space:
         """`<name>_filtered`: the kernels, and the rejected ones, of the families with these names."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from generator.core.kernel import Kernel
 from generator.families import FAMILIES
 from sdpa_cutlass.cli.inventory import CUDA_PYTHON
 from tests import compat
@@ -74,20 +76,20 @@ def test_every_kernel_has_its_turn_in_ci() -> None:
 
 
 def test_the_demo_builds_what_it_compares() -> None:
-    """Without a GPU: every fp16 kernel for sm_89 of the fused family and of the baseline, and few others."""
+    """Without a GPU: every head_dim, every feature and the baseline in fp16, in a dozen units at most."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    (glob,) = re.findall(r"^demo: HOST_KERNELS := (\S+)$", makefile, re.MULTILINE)
-    (families,) = re.findall(r"^demo: HOST_FAMILIES := (\S+)$", makefile, re.MULTILINE)
+    (globs,) = re.findall(r"^demo: HOST_KERNELS := (\S+)$", makefile, re.MULTILINE)
     release = FAMILIES.build("release")
-    compared = {
-        config.name
-        for names in ("fmha_fwd_sm89_*_f16*", "unfused_*_f16*")
-        for config in release.filtered(names).kernels
-    }
-    built = {config.name for config in release.of_families(families.split(";")).filtered(glob).kernels}
-    assert compared
-    assert compared <= built
-    assert len(built) <= len(compared) + 2
+    built = release.filtered(globs).kernels
+    compared = release.filtered("fmha_fwd_sm89_*_f16,fmha_fwd_sm89_*_f16_causal,unfused_*_f16*").kernels
+
+    def without_tiles(kernels: Iterable[Kernel]) -> set[str]:  # such as unfused_sm89_d64_f16_causal
+        return {re.sub(r"_m\d.*(?=_f16)", "", kernel.name) for kernel in kernels}
+
+    assert without_tiles(compared) <= without_tiles(built)
+    features = {kernel.name.partition("_f16")[2] for kernel in built}
+    assert {"_general", "_general_dropout", "_general_split"} <= features
+    assert len({kernel.unit for kernel in built}) <= 12
 
 
 def test_the_oldest_torch_that_is_declared_is_tested() -> None:

@@ -62,6 +62,10 @@ def test_filter_keeps_the_names_that_match() -> None:
     assert release.filtered("*").kernels == release.kernels
     assert release.filtered("*D80*").kernels == ()
     assert some.filter == "*_d80_*_bf16"
+    both = release.filtered("*_d80_*_bf16,*_d64_*_f16_causal")
+    assert both.kernels == tuple(
+        c for c in release.kernels if c in some.kernels + release.filtered("*_d64_*_f16_causal").kernels
+    )
     rejected = _space(tried=(BAD,)).filtered("*_causal").rejected
     assert [entry.config.name for entry in rejected] == [f"{BAD}_causal"]
 
