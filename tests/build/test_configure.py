@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from generator.families import FAMILIES
 from tests.build.conftest import REPOSITORY
 
 LAUNCHER = "launcher.c"
@@ -69,6 +70,21 @@ def test_each_kind_of_cpu_has_its_options(
     configured = Configured(tmp_path / "build", *options)
     assert configured.machine_options() == expected
     assert "cpu_features.cpp" in configured.options
+
+
+def test_every_unit_is_in_one_source_of_the_host_library(tmp_path: Path) -> None:
+    globs = "fmha_fwd_*_f16,unfused_*_f16,combine_*"
+    configured = Configured(tmp_path / "build", f"-DSDPA_FILTER={globs}")
+    units = {Path(config.unit).name for config in FAMILIES.build("release").filtered(globs).kernels}
+    sources = [
+        re.findall(r'#include "units/(.+)"', source.read_text(encoding="utf-8"))
+        for source in (tmp_path / "build/cmake/host/units").iterdir()
+        if source.name in configured.options
+    ]
+    assert sorted(unit for included in sources for unit in included) == sorted(units)
+    for included in sources:
+        assert len({re.sub(r"_m\d.*", "", unit) for unit in included}) == 1
+    assert len(sources) < len(units) / 2
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
