@@ -165,11 +165,17 @@ _cycles, _price = operator.itemgetter(0), operator.itemgetter(0, 1)
 
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
-    """Those whose general kernels have plain ones before them, with the fewest rows of a plain one's tile."""
+    """Those whose general kernels have plain ones before them, with the most rows that a split kernel's tile
+    may have to compete with these.
+
+    Less than half of any plain one's; at head_dim 80, whose plain tiles read narrow rows, half: that took
+    0.64 to 0.95 of the time at four problems with 24 MB of keys and more (2026-11-26).
+    """
     found: dict[Family, int] = {}
     for kernel in kernels:
         if not kernel.is_general:
-            found[kernel.family] = min(kernel.block_m, found.get(kernel.family, kernel.block_m))
+            close = (kernel.block_m - (kernel.head_dim % 32 == 0)) // 2
+            found[kernel.family] = min(close, found.get(kernel.family, close))
     return found
 
 
@@ -179,11 +185,9 @@ def _may_gain(kernel: KernelInfo, model: Model) -> bool:
 
 
 def _close_rows(kernel: KernelInfo, plain: Mapping[Family, int]) -> int:
-    """The most rows of a head for which a tile of a split kernel is close, less than half of any plain one;
-    0 for tiles that are no smaller.
-    """
+    """The most rows of a head with which a split kernel competes with plain ones; 0 for large tiles."""
     block_m = kernel.block_m
-    return block_m if kernel.is_split and 2 * block_m < plain.get(kernel.family, 0) else 0
+    return block_m if kernel.is_split and block_m <= plain.get(kernel.family, 0) else 0
 
 
 _offers: dict[tuple[Library, Asked, DeviceInfo, Kind], Offer] = {}

@@ -64,7 +64,9 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
         and not legal.mismatches(row, problem)
     ]
     tallest_first = sorted((row for row, _ in found if not row.is_general), key=lambda row: -row.block_m)
-    plain = {row.family: row.block_m for row in tallest_first}  # the fewest rows of a family's tiles
+    plain = {  # the most rows of a split kernel that competes: less than half of any plain one's, at 80 half
+        row.family: row.block_m // 2 if row.head_dim == 80 else row.block_m // 2 - 1 for row in tallest_first
+    }
     found.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
     return [(row.name, cost.num_splits) for row, cost in found]
 

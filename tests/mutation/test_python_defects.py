@@ -363,6 +363,14 @@ MUTANTS = (
         new="most = min(blocks // groups, _MAX_SPLITS)",
         tests="tests/library/test_select_split_quantised.py::test_decoding_takes_them",
     ),
+    PythonMutant(
+        name="plain_kernels_of_head_dim_80_come_first",
+        defect="few queries of head_dim 80 over many keys take the plain kernel, whatever the prices say",
+        file="choice/select.py",
+        old="(kernel.block_m - (kernel.head_dim % 32 == 0)) // 2",
+        new="(kernel.block_m - 1) // 2",
+        tests="tests/library/test_choice.py::test_a_ranking_is_the_readable_rule",
+    ),
 )
 
 
