@@ -75,10 +75,14 @@ def test_each_kind_of_cpu_has_its_options(
 def test_every_unit_is_in_one_source_of_the_host_library(tmp_path: Path) -> None:
     globs = "fmha_fwd_*_f16,unfused_*_f16,combine_*"
     configured = Configured(tmp_path / "build", f"-DSDPA_FILTER={globs}")
+    folder = tmp_path / "build/cmake/host/units"
+    written = {source.name: source.stat().st_mtime_ns for source in folder.iterdir()}
+    Configured(tmp_path / "build", f"-DSDPA_FILTER={globs}")  # must not have them compiled again
+    assert written == {source.name: source.stat().st_mtime_ns for source in folder.iterdir()}
     units = {Path(config.unit).name for config in FAMILIES.build("release").filtered(globs).kernels}
     sources = [
         re.findall(r'#include "units/(.+)"', source.read_text(encoding="utf-8"))
-        for source in (tmp_path / "build/cmake/host/units").iterdir()
+        for source in folder.iterdir()
         if source.name in configured.options
     ]
     assert sorted(unit for included in sources for unit in included) == sorted(units)
