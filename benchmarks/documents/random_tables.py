@@ -27,6 +27,7 @@ _MERGES_SINCE = (
     "2026-11-26T08"  # by a second launch: before that, the last CTA of a tile merged large parts too
 )
 _SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
+_TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -72,6 +73,8 @@ def losses(run: Results) -> dict[str, float]:
 
 def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     """Whether times of `date` are another kernel's: its code has changed, or other CTAs merge its parts."""
+    if kernel.family is Family.FMHA_FWD_SM90 and kernel.is_general:
+        return date < _TURNS_SINCE and problem.mask is None and not problem.has_lengths
     if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
         return False
     if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:

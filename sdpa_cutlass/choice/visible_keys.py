@@ -83,7 +83,7 @@ class WindowRows:
     def rounds(self, place: int, keys_a_round: int) -> int:
         """Rounds of the row of tiles at `place`."""
         begin, end = self._spans[place]
-        return -(-(end - begin) // keys_a_round)
+        return -(-end // keys_a_round) - begin // keys_a_round if end > begin else 0
 
     def all_rounds(self, keys_a_round: int) -> int:
         """Rounds of all of these rows of tiles together."""

@@ -46,6 +46,7 @@ _ROWS: dict[str, Callable[[KernelInfo], bool]] = {
     "general_kernel": lambda row: _is_exact(row) and not row.has_dropout and bool(row.mask_types),
     "dropout_kernel": lambda row: _is_exact(row) and row.has_dropout,
     "listing_kernel": lambda row: row.family is Family.FMHA_FWD_SM90 and MaskType.BOOL in row.mask_types,
+    "hopper_general_kernel": lambda row: row.family is Family.FMHA_FWD_SM90 and row.is_general,
     "split_kernel": lambda row: _is_exact(row) and row.is_split,
     "lengths_kernel": lambda row: _is_exact(row) and not row.has_dropout,
     "unfused_kernel": lambda row: row.family is Family.UNFUSED,
@@ -154,6 +155,11 @@ def dropout_kernel(request: pytest.FixtureRequest) -> TestedKernel:
 
 @pytest.fixture
 def listing_kernel(request: pytest.FixtureRequest) -> TestedKernel:
+    return _kernel(request)
+
+
+@pytest.fixture
+def hopper_general_kernel(request: pytest.FixtureRequest) -> TestedKernel:
     return _kernel(request)
 
 

@@ -132,6 +132,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
         ("2026-11-27-h200-f16-random-fourth", 111, 1.012, 1.14),
         ("2026-11-27-h200-f16-random-fifth", 86, 1.011, 1.20),
         ("2026-11-27-h200-f16-random-sixth", 142, 1.012, 1.19),
+        ("2026-11-27-h200-f16-random-seventh", 147, 1.017, 1.35),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:

@@ -236,7 +236,7 @@ HOPPER: tuple[Mutant, ...] = (
     Mutant(
         name="hopper_blocks_before_the_window_kept",
         header=_MAINLOOP,
-        old="for (; n_block >= keys.n_block_min; --n_block) pass_on();",
+        old="for (; n_block >= first; --n_block) pass_on();",
         new="",
         defect="a consumer leaves while others wait for its turns and releases",
         kernels=Kernels.HOPPER_GENERAL,
@@ -262,8 +262,8 @@ HOPPER: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="hopper_sink_of_the_first_head",
-        header=_EPILOGUE,
-        old="sink_of(params.sinks, tile.bidh)",
+        header=_KERNEL,
+        old="sink_of(params.sinks, same_tile.bidh)",
         new="sink_of(params.sinks, 0)",
         defect="every head has the first one's sink",
         kernels=Kernels.HOPPER_GENERAL,

@@ -71,7 +71,7 @@ _QUANTIZED = (
 )
 _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.GENERAL: _GENERAL,
-    Kernels.HOPPER_GENERAL: (*_GENERAL, "test_mask_blocks.py"),
+    Kernels.HOPPER_GENERAL: (*_GENERAL, "test_mask_blocks.py", "test_tiles_in_turn.py"),
     Kernels.DROPOUT: ("test_dropout.py", "test_large_scores.py", *_GENERAL),
     Kernels.HOPPER_DROPOUT: ("test_dropout.py",),
     Kernels.COMBINE: ("test_merge.py",),

@@ -64,6 +64,7 @@ _UNALIGNED_SHARE = 0.88  # of that rate, where a row is no whole number of piece
 _BESIDE_SHARE = 0.45  # of it, where CTAs that begin together load Q: each waits for those before it
 _LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 7.6
+_LATER_WARP_CYCLES = 2.0  # for an element of O of a warp, where two hide nothing: 215 problems with few keys
 _CROSSING_BYTES_PER_CLOCK = 8  # of Q and O, where CTAs follow each other on every SM
 _Q_FIRST_CYCLES = 900  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
@@ -146,6 +147,7 @@ class FmhaFwd(Model):
         self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
+        elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps  # of O
         if kernel.is_split:
             if kernel.kv_groups == 1:
                 self._first = _SPLIT_FIRST_CYCLES + _SPLIT_WIDE_CYCLES * (kernel.head_dim / 256) ** 2
@@ -154,7 +156,6 @@ class FmhaFwd(Model):
             if self._is_limited or problem.has_lengths:
                 self._first += _SEEN_CYCLES
         else:
-            elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps
             self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED + _GENERAL_CYCLES * kernel.is_general
         # The first loads of a mask lie under those of Q and K.
         self._once = [
@@ -167,6 +168,8 @@ class FmhaFwd(Model):
         self._ends = CTA_CYCLES - head_start + kernel.block_m * self._key_load
         self._beside = self._key_load / _BESIDE_SHARE  # of a row
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
+        if kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
+            later += _LATER_WARP_CYCLES * elements
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
         self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0

@@ -64,13 +64,17 @@ _IDLE_SAVES = 0.2  # of a tile, a consumer whose rows lie beyond the last one: p
 # begins when the one before has ended.
 _GENERAL_FIRST_CYCLES = {2: 2460, 3: 2890}
 _GENERAL_TILE_CYCLES = {2: 4280, 3: 5340}
+_GENERAL_LOSS = 1.0125
+_GENERAL_TURN_CYCLES = {2: 900, 3: 1750}  # where a CTA takes several, which of them launch.cuh says
+_LONGEST_WINDOW_IN_TURN = 2048
+_LONGEST_CAUSAL_IN_TURN = {2: 1024, 3: 2048}
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
 _DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
-_WINDOW_KEY_CYCLES = 36  # of a block: those at both ends are masked
+_WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a block: those at both ends are masked
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
 _EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.48, 0.92
 _TILE_CYCLES_OF_TWO = 580
@@ -123,10 +127,15 @@ class FmhaFwdSm90(Model):
         is_full = not (problem.causal or kernel.is_general)
         if is_full and kernel.head_dim <= 128 and 3 * q_bytes + kv_bytes > _ROOM_FOR_TWO_Q:
             self._tile += _WAITING_FOR_Q_CYCLES
+        self._tile_in_turn = float(_TILE_CYCLES[consumers])
         if kernel.is_general:
             self._tile += _GENERAL_TILE_CYCLES[consumers]
-            if problem.window is not None:
-                self._tile += _WINDOW_KEY_CYCLES * kernel.block_n
+            self._tile_in_turn += _GENERAL_TURN_CYCLES[consumers]
+        self._longest_causal_in_turn = _LONGEST_CAUSAL_IN_TURN[consumers]
+        self._window_cycles = _WINDOW_KEY_CYCLES[consumers] * kernel.block_n if problem.window is not None else 0
+        self._may_take_turns = kernel.is_general and problem.mask is None and not problem.has_lengths
+        if self._may_take_turns:
+            self._block *= _GENERAL_LOSS
         self._first = _FIRST_CYCLES[consumers] + 2 * kernel.block_n * kernel.head_dim / _BYTES_PER_FIRST_CYCLE
         if kernel.is_general:
             self._first += _GENERAL_FIRST_CYCLES[consumers]
@@ -171,12 +180,14 @@ class FmhaFwdSm90(Model):
             if self._ctas == 2 and tiles > sms:  # the longest shares its SM, and is alone in the end
                 beside = rows.rounds(int(sms * rows.count // tiles), kernel.block_n) * block
                 longest = 2 * beside + (longest - beside) * self._alone
-        if tile == longest:  # all are equal
+        if tile == longest or problem.window is not None:  # all are equal, or nearly
             together = self._ctas if tiles > sms * self._ctas else 1
             rounds: float = math.ceil(tiles / sms / together) * together
         else:
             rounds = max(tiles / sms, 1)
-        between = self._tile + crossing
+        tile += self._window_cycles
+        longest += self._window_cycles
+        between = (self._tile_in_turn if self._takes_turns(problem) else self._tile) + crossing
         if blocks == 1:
             between -= self._one_block_saved
         dealt = rounds * tile + (rounds - 1) * between
@@ -187,6 +198,15 @@ class FmhaFwdSm90(Model):
             dealt = max(dealt, (full + 1) * last + full * between)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
         return cost * self._pair_factor(problem), 0
+
+    def _takes_turns(self, problem: Problem) -> bool:
+        """Whether a general kernel's CTAs take several tiles; plain ones have the same price in any case."""
+        if not self._may_take_turns:
+            return False
+        if problem.window is None:
+            return not problem.is_causal or problem.seqlen_k <= self._longest_causal_in_turn
+        left, right = problem.window
+        return min(left, right) >= 0 and left + right + self.kernel.block_m <= _LONGEST_WINDOW_IN_TURN
 
     def leaves_rows_out(self, seqlen_q: int) -> bool:
         return self.kernel.is_general and -seqlen_q % self.kernel.block_m >= _WARPGROUP_ROWS

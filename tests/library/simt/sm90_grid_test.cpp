@@ -1,4 +1,5 @@
-// Hopper's sections of heads, and how many CTAs share the tiles (sdpa/fmha_fwd_sm90/grid.hpp).
+// Hopper's sections of heads, and how many CTAs share the tiles (sdpa/fmha_fwd_sm90/grid.hpp); a thread's columns before a
+// key (position_mask.cuh).
 #define SDPA_TARGET_HOST
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "harness.hpp"
 #include "sdpa/fmha_fwd_sm90/grid.hpp"
+#include "sdpa/fmha_fwd_sm90/position_mask.cuh"
 
 using namespace simt_test;
 using namespace sdpa::fmha_fwd_sm90;
@@ -108,16 +110,26 @@ SIMT_CASE(hopper_whole_heads_hold_every_tile_once) {
 
 SIMT_CASE(hopper_ctas_take_short_causal_tiles_in_turn) {
   using Causal = Traits<true, 64, 2>;
-  CHECK((num_ctas<Traits<false, 64, 3>>(4096, kSms, 8192)) == kSms);  // full: always
-  CHECK((num_ctas<Traits<false, 64, 3>>(100, kSms, 512)) == 100);
-  CHECK((num_ctas<Causal>(100, kSms, 512)) == 100);
-  CHECK((num_ctas<Causal>(4096, kSms, 512)) == kSms);
-  CHECK((num_ctas<Causal>(4096, kSms, 1024)) == kSms);
-  CHECK((num_ctas<Causal>(4096, kSms, 1025)) == 4096);  // long
-  CHECK((num_ctas<Causal>(300, kSms, 1024)) == 300);    // few
+  CHECK((num_ctas<Traits<false, 64, 3>>(4096, kSms, 8192, false)) == kSms);  // full: always
+  CHECK((num_ctas<Traits<false, 64, 3>>(100, kSms, 512, false)) == 100);
+  CHECK((num_ctas<Causal>(100, kSms, 512, true)) == 100);
+  CHECK((num_ctas<Causal>(4096, kSms, 512, true)) == kSms);
+  CHECK((num_ctas<Causal>(4096, kSms, 1024, true)) == kSms);
+  CHECK((num_ctas<Causal>(4096, kSms, 1025, true)) == 4096);  // long
+  CHECK((num_ctas<Causal>(300, kSms, 1024, true)) == 300);    // few
   using Three = Traits<true, 64, 3>;
-  CHECK((num_ctas<Three>(8 * kSms, kSms, 2048)) == kSms);
-  CHECK((num_ctas<Three>(8 * kSms - 1, kSms, 2048)) == 8 * kSms - 1);  // few
-  CHECK((num_ctas<Three>(8 * kSms, kSms, 2049)) == 8 * kSms);          // long
-  CHECK((num_ctas<Three>(300, kSms, 1024)) == 300);
+  CHECK((num_ctas<Three>(8 * kSms, kSms, 2048, true)) == kSms);
+  CHECK((num_ctas<Three>(8 * kSms - 1, kSms, 2048, true)) == 8 * kSms - 1);  // few
+  CHECK((num_ctas<Three>(8 * kSms, kSms, 2049, true)) == 8 * kSms);          // long
+  CHECK((num_ctas<Three>(300, kSms, 1024, true)) == 300);
+}
+
+SIMT_CASE(hopper_bits_of_the_columns_before_a_key) {
+  for (int first = 0; first < 8; first += 2) {
+    for (int end = -3; end < 140; ++end) {
+      uint32_t expected = 0;
+      for (int j = 0; j < 32; ++j) expected |= uint32_t{first + j / 2 * 8 + j % 2 < end} << j;
+      CHECK(columns_before(end, first) == expected);
+    }
+  }
 }

@@ -23,9 +23,9 @@ struct Epilogue {
   // tOrO ((2, 2, kHeadDim / 8), 1, 1).
   template <class Accumulator>
   SDPA_DEVICE static void store(const Params &params, typename Traits::SharedStorage &smem, int consumer,
-                                const WorkTile &tile, const Sequence &sequence, Accumulator &tOrO,
-                                SoftmaxState &softmax) {
-    const int tid = Arch::thread_idx() % kWarpgroup;
+                                const WorkTile &tile, const Sequence &sequence, [[maybe_unused]] float sink,
+                                Accumulator &tOrO, SoftmaxState &softmax) {
+    const int tid = (Traits::kKeepsNothing ? Arch::thread_idx_again() : Arch::thread_idx()) % kWarpgroup;
     const int warp = tid / 32;
     const int first_row = Traits::first_row(tile.m_block, consumer);
     const int num_rows = Traits::kIsGeneral ? sequence.num_rows : params.seqlen_q;
@@ -41,7 +41,7 @@ struct Epilogue {
           CUTE_UNROLL
           for (int j = 0; j < size<1>(tOrO_rows); ++j) tOrO_rows(i, j) = 0.f;  // it may be NaN
         } else if (params.sinks.data != nullptr) {
-          scale = add_sink<Arch>(sink_of(params.sinks, tile.bidh), softmax.row_max[i], softmax.row_sum[i]);
+          scale = add_sink<Arch>(sink, softmax.row_max[i], softmax.row_sum[i]);
         }
       }
       float inverse = SoftmaxState::inverse(softmax.row_sum[i]);

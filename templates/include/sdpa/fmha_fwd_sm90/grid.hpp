@@ -4,8 +4,9 @@
 // the one before. Causal tiles differ. Where they are short and many, CTAs take them in turn all the same: the tiles of a
 // head one after another, every other head backwards, so that not all load from memory at the same time; or, where the
 // heads do not come out even, one of each round, every other round backwards, so that nobody gets the longer one each
-// time. Where they are long, each has a CTA, and the hardware hands them out, the longest first. Tiles of general kernels
-// have a CTA each, because their lengths are not known here.
+// time. Where they are long, each has a CTA, and the hardware hands them out, the longest first. General kernels do the
+// same without lengths and masks; short windows count as full attention. With these their tiles have a CTA each, because
+// how long a tile is is not known here.
 #pragma once
 
 #include <algorithm>
@@ -67,11 +68,11 @@ SDPA_DEVICE WorkTile causal_tile(const Params &params, uint32_t index) {
   return tile;
 }
 
-// CTAs of a plain kernel whose CTAs do not take whole heads. `num_keys`: of the longest tile.
+// CTAs where these do not take whole heads. `num_keys`: of the longest tile.
 template <class Traits>
-uint32_t num_ctas(uint32_t num_tiles, uint32_t at_once, int64_t num_keys) {
+uint32_t num_ctas(uint32_t num_tiles, uint32_t at_once, int64_t num_keys, bool is_causal) {
   if (num_tiles <= at_once) return num_tiles;
-  if constexpr (Traits::kIsCausal) {
+  if (is_causal) {
     // In clocks, estimated: what a tile's beginning and end cost where nothing runs under them, against the longest tile,
     // which is as much as SMs may end apart. Three consumers that get many tiles end closer together: in turn they are
     // 1.04 to 1.13 times as fast at 2048 keys (H100, 2026-11-25, head_dim 64 to 128).

@@ -4,8 +4,8 @@
 //   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)             float32 [B, Hq, Sq]
 //
 // Plain kernels know at compile time whether they are causal, and nothing else can happen. General ones learn that at
-// run time, and take lengths, packed sequences, a window and sinks. Their tiles are unlike each other, and some lie
-// beyond their sequence: each has a CTA of its own. Those with two consumers have a function for each kind of mask, so
+// run time, and take lengths, packed sequences, a window and sinks. Where sequences have lengths, some tiles lie beyond
+// theirs, and each has a CTA of its own (grid.hpp). Those with two consumers have a function for each kind of mask, so
 // that none has to keep registers for the others, and a variant with dropout. What a boolean mask hides is found ahead
 // (mask_blocks.cuh).
 //
@@ -58,7 +58,7 @@ struct Kernel {
   // A round hands one tile to every CTA. Causal tiles become shorter from first to last: odd rounds go backwards, so that
   // no CTA always gets the longer one. There is no need to where each takes whole heads.
   SDPA_DEVICE static uint32_t next_tile(const Params &params, uint32_t index, bool was_odd) {
-    if (!Traits::kIsCausal || params.num_tiles_of_whole_heads > 0) return index + params.num_ctas;
+    if (!Traits::is_causal(params) || params.num_tiles_of_whole_heads > 0) return index + params.num_ctas;
     const auto cta = static_cast<uint32_t>(Arch::block_idx_again()) / Traits::kCluster;
     return index + (was_odd ? 2 * cta + 1 : 2 * (params.num_ctas - cta) - 1);
   }
@@ -73,7 +73,7 @@ struct Kernel {
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
       producer.run(params, tile, sequence, key_range<ClusterTile<Traits>>(params, sequence, tile.m_block));
-      if constexpr (Traits::kIsGeneral) break;
+      if constexpr (!Traits::kTakesTurns) break;
     }
     if constexpr (Traits::kIsPair) producer.finish();
   }
@@ -84,6 +84,12 @@ struct Kernel {
     Slot<Traits::kStagesQ> slot_q;
     for (uint32_t index = static_cast<uint32_t>(Traits::cluster_idx()); index < params.num_tiles;
          index = next_tile(params, index, !is_odd(slot_q))) {
+      if constexpr (Traits::kKeepsNothing) {  // so that a warp has what follows from these once
+        index = Arch::uniform(index);
+        slot_q.phase = static_cast<int>(Arch::uniform(static_cast<uint32_t>(slot_q.phase)));
+        slot.phase = static_cast<int>(Arch::uniform(static_cast<uint32_t>(slot.phase)));
+        slot.index = static_cast<int>(Arch::uniform(static_cast<uint32_t>(slot.index)));
+      }
       const WorkTile tile = Traits::work_tile(params, index);
       const Sequence sequence = Sequence::make(params, tile.bidb);
       const KeyRange keys = key_range<ClusterTile<Traits>>(params, sequence, tile.m_block);
@@ -94,14 +100,23 @@ struct Kernel {
                                Shape<Int<kWarpgroupRows>, Int<Traits::kHeadDim>>{});  // ((2, 2, kHeadDim / 8), 1, 1)
       clear(tOrO);
       typename Mainloop<Traits>::SoftmaxState softmax;
-      Mainloop<Traits>::run(params, smem, consumer, tile, sequence, keys, own, slot_q, slot, tOrO, softmax);
       if constexpr (Traits::kIsGeneral) {  // the loop needs the registers
-        const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
-        Epilogue<Traits>::store(params, smem, consumer, same_tile, Sequence::make(params, same_tile.bidb), tOrO,
-                                softmax);
-        break;
+        WorkTile same_tile;
+        Sequence same_sequence;
+        float sink = 0.f;
+        Mainloop<Traits>::run(params, smem, consumer, index, tile, sequence, keys, own, slot_q, slot, tOrO, softmax,
+                              [&] SDPA_INLINE_LAMBDA {
+                                same_tile = Traits::work_tile_again(params, index);
+                                same_sequence = Sequence::make(params, same_tile.bidb);
+                                if (params.sinks.data != nullptr) sink = sink_of(params.sinks, same_tile.bidh);
+                              });
+        Epilogue<Traits>::store(params, smem, consumer, same_tile, same_sequence, sink, tOrO, softmax);
+      } else {
+        Mainloop<Traits>::run(params, smem, consumer, index, tile, sequence, keys, own, slot_q, slot, tOrO, softmax,
+                              [] {});
+        Epilogue<Traits>::store(params, smem, consumer, tile, sequence, 0.f, tOrO, softmax);
       }
-      Epilogue<Traits>::store(params, smem, consumer, tile, sequence, tOrO, softmax);
+      if constexpr (!Traits::kTakesTurns) break;
       slot_q.advance();
     }
     Turn<Traits>::end(consumer);

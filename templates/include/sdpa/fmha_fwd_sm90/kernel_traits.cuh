@@ -79,13 +79,29 @@ struct KernelTraits : Config {
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
   static_assert(kAccumulatorRegisters <= (kConsumers == 3 ? 132 : 200), "S, P and O are in registers at once");
 
+  // Whether a CTA may compute several tiles. What a mask leaves of a tile is not known here.
+  static constexpr bool kTakesTurns = !kHasMask;
+  // A general kernel that does has no registers to keep what is the same for all of its tiles.
+  static constexpr bool kKeepsNothing = kIsGeneral && kTakesTurns;
+
+  SDPA_DEVICE static bool is_causal(const Params &params) {
+    if constexpr (kIsGeneral) return params.is_causal;
+    return kIsCausal;
+  }
+
   SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
     if constexpr (kIsGeneral) {
-      if (!params.is_causal)
+      if (params.window_right < 0)  // rows see as many keys behind them as there are
         return params.scheduler.template tile<false, kHasMask, CausalOrder::kLongestFirst>(static_cast<int>(index));
     }
     if constexpr (kIsCausal) return causal_tile(params, index);
     return params.scheduler.template tile<kMayBeCausal, kHasMask, CausalOrder::kLongestFirst>(static_cast<int>(index));
+  }
+
+  // The same, computed anew instead of kept in registers.
+  SDPA_DEVICE static WorkTile work_tile_again(const Params &params, uint32_t index) {
+    const int again = kTakesTurns ? Arch::forget_origin(static_cast<int>(index)) : Arch::block_idx_again();
+    return work_tile(params, static_cast<uint32_t>(again));
   }
 
   // ---- masks and dropout ----
@@ -97,8 +113,8 @@ struct KernelTraits : Config {
     return pairs % 2 != 0 || pairs * kMaskWords <= kMaskRegisters ? pairs : mask_pairs_ahead(pairs / 2);
   }
   static constexpr int kMaskPairsAhead = mask_pairs_ahead(kBlockN / 8);
-  // Large accumulators leave no registers to keep seed and offset for the loop.
-  static constexpr bool kFindsDropoutAgain = kHasDropout && kAccumulatorRegisters >= 160;
+  // Next to a mask, large accumulators leave no registers to keep seed and offset for the loop.
+  static constexpr bool kFindsDropoutAgain = kHasDropout && kHasMask && kAccumulatorRegisters >= 160;
   static constexpr int kMaskRun = 2;  // neighbouring columns that a thread holds
   static constexpr int kMmaM = 1;     // what dropout.cuh asks: a thread holds two rows, and the keys in their order
   static constexpr bool kPermuteKeys = false;

@@ -112,6 +112,19 @@ Status make_map(typename Traits::Arch::TensorMap &map, Steps &steps, const char 
                                        Traits::kSwizzleBytes);
 }
 
+inline bool has_left_end(const sdpa_params &p) { return p.has_window && p.window_left >= 0; }
+
+// Whether CTAs of a general kernel may take tiles in turn: how long these are is known, and a window is short. Next to
+// the end of the keys it is cut, and longer ones are dealt out better by the hardware.
+template <class Traits>
+bool takes_turns(const sdpa_params &p) {
+  constexpr int64_t kShortWindow = 2048;
+  if (!Traits::kTakesTurns || p.seqlens_q || p.seqlens_k || p.cu_seqlens_q || p.cu_seqlens_k) return false;
+  if (!has_left_end(p)) return p.is_causal || !p.has_window || p.window_right < 0;
+  if (!p.is_causal && p.window_right < 0) return false;
+  return int64_t{p.window_left} + (p.is_causal ? 0 : p.window_right) + Traits::kBlockM <= kShortWindow;
+}
+
 // Which CTAs, or clusters, take which tiles, of `at_once` that run together. Causal kernels of either kind take heads by
 // sections.
 template <class Traits>
@@ -129,8 +142,10 @@ void set_grid(typename Traits::Params &params, const sdpa_params &p, int64_t at_
     return;
   }
   if constexpr (Traits::kMayBeCausal) make_sections(params.scheduler, heads, heads_per_kv, kv_bytes_per_head, at_once);
-  if constexpr (!Traits::kIsGeneral)
-    params.num_ctas = num_ctas<Traits>(params.num_tiles, static_cast<uint32_t>(at_once), params.seqlen_k);
+  if (!Traits::kIsGeneral || takes_turns<Traits>(p)) {
+    const bool is_triangle = Traits::kIsCausal || (Traits::kIsGeneral && p.is_causal && !has_left_end(p));
+    params.num_ctas = num_ctas<Traits>(params.num_tiles, static_cast<uint32_t>(at_once), params.seqlen_k, is_triangle);
+  }
 }
 
 // A ragged one: see GeneralParams.

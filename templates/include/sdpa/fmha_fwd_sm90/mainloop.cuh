@@ -18,6 +18,7 @@
 #include "sdpa/fmha_fwd_sm90/dense_mask.cuh"
 #include "sdpa/fmha_fwd_sm90/mask_blocks.cuh"
 #include "sdpa/fmha_fwd_sm90/pipeline.cuh"
+#include "sdpa/fmha_fwd_sm90/position_mask.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
 
@@ -34,12 +35,13 @@ struct Mainloop {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
   // tOrO ((2, 2, kHeadDim / 8), 1, 1) must be zero. `keys` is the tile's range, `own` the warpgroup's part of it.
-  template <class Accumulator>
-  SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, const WorkTile &tile,
-                              const Sequence &sequence, const KeyRange &keys, const KeyRange &own,
+  // `under_last_pv` is called once, where there is time.
+  template <class Accumulator, class UnderLastPV>
+  SDPA_DEVICE static void run(const Params &params, SharedStorage &smem, int consumer, uint32_t index,
+                              const WorkTile &tile, const Sequence &sequence, const KeyRange &keys, const KeyRange &own,
                               const Slot<Traits::kStagesQ> &slot_q, Slot<Traits::kStages> &slot, Accumulator &tOrO,
-                              SoftmaxState &softmax) {
-    const int tid = Arch::thread_idx() % kWarpgroup;
+                              SoftmaxState &softmax, const UnderLastPV &under_last_pv) {
+    const int tid = (Traits::kKeepsNothing ? Arch::thread_idx_again() : Arch::thread_idx()) % kWarpgroup;
     typename Traits::MmaQK mma_qk;
     typename Traits::MmaPV mma_pv;
     const auto thr_qk = mma_qk.get_slice(tid);
@@ -118,9 +120,14 @@ struct Mainloop {
           for (int i = 0; i < size(tSrS); ++i) tSrS(i) = -tSrS(i);
         }
         if constexpr (Traits::kIsGeneral) {  // there are no registers to keep the sequence for the loop
-          const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
-          apply_mask<OwnTile>(scores, tScS, tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows,
-                              n_block * kBlockN, params, Sequence::make(params, tile.bidb));
+          const WorkTile tile = Traits::work_tile_again(params, index);
+          const int row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
+          const Sequence same_sequence = Sequence::make(params, tile.bidb);
+          if constexpr (Traits::kHasMask) {
+            apply_mask<OwnTile>(scores, tScS, row, n_block * kBlockN, params, same_sequence);
+          } else {
+            apply_position_mask<OwnTile>(scores, tScS, row, n_block * kBlockN, params, same_sequence);
+          }
         } else {
           apply_mask<OwnTile>(scores, tScS, first_row, n_block * kBlockN, params, sequence);
         }
@@ -148,7 +155,7 @@ struct Mainloop {
         for (int i = 0; i < size(rounded); ++i) rounded(i) = arch::pack<Element>(as_a(2 * i), as_a(2 * i + 1));
         fill(kept, ~0u);
         if constexpr (Traits::kFindsDropoutAgain) {
-          const WorkTile same_tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+          const WorkTile same_tile = Traits::work_tile_again(params, index);
           Dropout<Traits>(params, same_tile).apply(kept, tScS, first_row, n_block * kBlockN);
         } else {
           dropout.apply(kept, tScS, first_row, n_block * kBlockN);
@@ -224,9 +231,10 @@ struct Mainloop {
       }
       rescale(factors);
     };
-    const auto last_pv = [&](const Slot<Traits::kStages> &last) SDPA_INLINE_LAMBDA {
+    const auto last_pv = [&](const Slot<Traits::kStages> &last, const auto &under_pv) SDPA_INLINE_LAMBDA {
       Arch::mbarrier_wait(&smem.v_full[last.index], last.phase);  // V of the last block is visible
       queue_pv(last.index);
+      under_pv();
       wait_pv(last.index);
     };
 
@@ -235,7 +243,7 @@ struct Mainloop {
       VisibleBlocks<Traits> blocks(keys);
       const auto next = [&] SDPA_INLINE_LAMBDA {
         return blocks.next(params, consumer, [&] {  // there are no registers to keep these for the loop
-          const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx_again()));
+          const WorkTile tile = Traits::work_tile_again(params, index);
           const Sequence sequence = Sequence::make(params, tile.bidb);
           return TileRange{tile, key_range<Traits>(params, sequence, tile.m_block),
                            key_range<OwnTile>(params, sequence, tile.m_block * Traits::kConsumers + consumer)};
@@ -258,8 +266,9 @@ struct Mainloop {
           before = slot;
           slot.advance();
         }
-        last_pv(before);
+        last_pv(before, [] {});
       }
+      under_last_pv();
       return;
     }
 
@@ -272,6 +281,7 @@ struct Mainloop {
     Arch::mbarrier_wait(&smem.q_full[slot_q.index][consumer], slot_q.phase);  // Q is visible
     if (Traits::kMayHaveWindow ? own.n_block_max == 0 : n_block < 0) {
       if constexpr (!Traits::kOutInQ) release_unread<Arch>(&smem.q_empty[slot_q.index][consumer]);
+      under_last_pv();
       return;
     }
     first_p(n_block, true);
@@ -281,10 +291,17 @@ struct Mainloop {
       next_p(n_block, true, before);
     }
     if constexpr (!Traits::kOutInQ) release<Arch>(&smem.q_empty[slot_q.index][consumer]);  // Q was read by this warp
-    last_pv(slot);
+    last_pv(slot, under_last_pv);
     slot.advance();
     if constexpr (Traits::kMayHaveWindow) {
-      for (; n_block >= keys.n_block_min; --n_block) pass_on();
+      int first = keys.n_block_min;
+      if constexpr (Traits::kKeepsNothing) {
+        if (n_block >= 0) {
+          const WorkTile tile = Traits::work_tile_again(params, index);
+          first = key_range<Traits>(params, Sequence::make(params, tile.bidb), tile.m_block).n_block_min;
+        }
+      }
+      for (; n_block >= first; --n_block) pass_on();
     }
   }
 };

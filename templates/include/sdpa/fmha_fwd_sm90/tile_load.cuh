@@ -62,24 +62,21 @@ struct TileLoad {
       load_q();
       VisibleBlocks<Traits> blocks(keys);
       while (blocks.next(params, 0, [&] { return TileRange{tile, keys, keys}; })) load_block(blocks.index);
-    } else if constexpr (Traits::kIsGeneral) {  // several blocks at once would not fit into the warp's registers
-      load_q();
-      CUTE_NO_UNROLL
-      for (int n_block = keys.n_block_max - 1; n_block >= keys.n_block_min; --n_block) load_block(n_block);
     } else {
+      const int n_block_min = Traits::kMayHaveWindow ? keys.n_block_min : 0;
       int n_block = keys.n_block_max - 1;
-      if (Traits::kStagesQ == 1 && !is_first_tile && n_block >= 0) {
+      if (Traits::kStagesQ == 1 && !is_first_tile && n_block >= n_block_min) {
         load_k(n_block);
         load_q();
         load_v(n_block--);
       } else {
         load_q();
       }
-      if constexpr (Traits::kIsPair) {
+      if constexpr (Traits::kHasMoreToKeep) {  // several blocks at once would not fit into the warp's registers
         CUTE_NO_UNROLL
-        for (; n_block >= 0; --n_block) load_block(n_block);
+        for (; n_block >= n_block_min; --n_block) load_block(n_block);
       } else {
-        for (; n_block >= 0; --n_block) load_block(n_block);
+        for (; n_block >= n_block_min; --n_block) load_block(n_block);
       }
       is_first_tile = false;
     }
