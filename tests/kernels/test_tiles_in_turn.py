@@ -10,7 +10,7 @@ import torch
 
 from sdpa_cutlass.dropout import PhiloxState
 from sdpa_cutlass.problem import Causal
-from tests.kernels.general import Case, random_qkv, random_sinks
+from tests.kernels.general import Case, Lengths, random_qkv, random_sinks
 from tests.kernels.general_numerics import check_case
 from tests.kernels.harness import TestedKernel
 
@@ -64,3 +64,16 @@ def test_tiles_without_keys(hopper_general_kernel: TestedKernel, sizes: tuple[in
 def test_a_negative_scale(hopper_general_kernel: TestedKernel) -> None:
     kernel = hopper_general_kernel
     check_case(kernel, case_with_many_tiles(kernel, (kernel.info.block_m + 1, 150), scale=-0.3))
+
+
+def test_packed_sequences_of_which_the_first_is_empty(hopper_general_kernel: TestedKernel) -> None:
+    """A CTA whose tile lies beyond its sequence leaves at once, so it may have no other one."""
+    kernel = hopper_general_kernel
+    case = Case(
+        **random_qkv(kernel, 300, 310, batch=1, heads=3),
+        lengths_q=Lengths(cu_seqlens=(0, 0, 70, 71, 300)),
+        lengths_k=Lengths(cu_seqlens=(0, 5, 90, 200, 310)),
+        p_dropout=0.2 if kernel.info.has_dropout else 0.0,
+        philox=PhiloxState(7, 8),
+    )
+    check_case(kernel, case)

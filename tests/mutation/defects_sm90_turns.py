@@ -25,9 +25,10 @@ HOPPER_TURNS: tuple[Mutant, ...] = (
     _general(
         "hopper_sequences_of_any_length_in_turn",
         "fmha_fwd_sm90/launch.cuh",
-        "if (!Traits::kTakesTurns || p.seqlens_q ||",
-        "if (!Traits::kTakesTurns ||",
+        "!Traits::kTakesTurns || p.seqlens_q || p.seqlens_k || p.cu_seqlens_q || p.cu_seqlens_k",
+        "!Traits::kTakesTurns",
         "a CTA whose first tile lies beyond its sequence leaves the others out",
+        Check.OUTSIDE,
     ),
     _general(
         "hopper_tile_without_keys_is_not_found_again",

@@ -9,8 +9,9 @@ few CTAs: its clock falls, and its SMs share the L2 cache; more so where rows of
 at multiples of the 32 bytes that the cache reads at once. Of a pair of CTAs each loads half of K and V. Tiles
 are dealt out to the SMs; each has a beginning, which waits for a block of K, and an end, and in these Q and O
 cross the L2 cache, in pieces as K and V do: narrow ones are slow. Of two CTAs on an SM one computes while the
-other waits; one that has an SM to itself waits more, and the longest causal one ends alone. A general kernel
-has a CTA for each tile, whose beginning nothing hides; its consumers without rows compute nothing.
+other waits; one that has an SM to itself waits more, and the longest causal one ends alone. Next to
+lengths and masks, in long windows and under long diagonals a general kernel has a CTA for each tile, whose
+beginning nothing hides (launch.cuh); its consumers without rows compute nothing.
 The constants were fitted to 1361 random problems on an H200 with all kernels worth trying, to the samples of
 eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels.
 Times that the DRAM bounds count as far as it lets them (2026-11; tests/library/test_measured_choices.py says
@@ -59,14 +60,17 @@ _NARROW_BYTES_PER_CLOCK = 17  # of pieces of 16 columns that do: three problems 
 _EXPOSED = {2: 0.59, 3: 0.32}
 _HIDDEN_BY_MMA = {2: 0.87, 3: 1.29}  # of that share, for each time that there are as many products again
 _CAUSAL_LOSS = 1.05  # consumers of a CTA have unlike numbers of blocks, and wait for each other
-_IDLE_SAVES = 0.2  # of a tile, a consumer whose rows lie beyond the last one: plain ones compute them
-# Of a general kernel, by consumers: a CTA finds its sequence first, and each tile has one of its own, which
-# begins when the one before has ended.
+# Of a tile, a consumer whose rows lie beyond the last one: plain kernels compute them. By whether a CTA takes
+# several tiles in turn.
+_IDLE_SAVES = {False: 0.2, True: 0.15}
+# Of a general kernel, by consumers: a CTA finds its sequence first; a tile that has one of its own begins
+# when the one before has ended; one that has not costs more than a plain kernel's, as each of its blocks does
+# (156 problems with windows, sinks, dropout or nothing on an H200, 2026-11-27).
 _GENERAL_FIRST_CYCLES = {2: 2460, 3: 2890}
 _GENERAL_TILE_CYCLES = {2: 4280, 3: 5340}
+_GENERAL_TURN_CYCLES = {2: 900, 3: 1750}
 _GENERAL_LOSS = 1.0125
-_GENERAL_TURN_CYCLES = {2: 900, 3: 1750}  # where a CTA takes several, which of them launch.cuh says
-_LONGEST_WINDOW_IN_TURN = 2048
+_LONGEST_WINDOW_IN_TURN = 2048  # keys, with a tile's rows
 _LONGEST_CAUSAL_IN_TURN = {2: 1024, 3: 2048}
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
@@ -74,7 +78,7 @@ _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.5, MaskType.F16: 3.0, MaskType.BF16: 3.0
 _DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 300  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
-_WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a block: those at both ends are masked
+_WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: those at both ends are masked
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
 _EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.48, 0.92
 _TILE_CYCLES_OF_TWO = 580
@@ -132,7 +136,8 @@ class FmhaFwdSm90(Model):
             self._tile += _GENERAL_TILE_CYCLES[consumers]
             self._tile_in_turn += _GENERAL_TURN_CYCLES[consumers]
         self._longest_causal_in_turn = _LONGEST_CAUSAL_IN_TURN[consumers]
-        self._window_cycles = _WINDOW_KEY_CYCLES[consumers] * kernel.block_n if problem.window is not None else 0
+        has_window = problem.window is not None
+        self._window_cycles = _WINDOW_KEY_CYCLES[consumers] * kernel.block_n if has_window else 0.0
         self._may_take_turns = kernel.is_general and problem.mask is None and not problem.has_lengths
         if self._may_take_turns:
             self._block *= _GENERAL_LOSS
@@ -166,9 +171,10 @@ class FmhaFwdSm90(Model):
             blocks = min(blocks, priced_keys / kernel.block_n + 0.5)
         load = min(tiles / sms, 1)
         working = 1.0
+        takes_turns = self._takes_turns(problem)
         if kernel.is_general and not problem.has_lengths:
             idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS  # consumers of a head's last tile
-            working -= _IDLE_SAVES * idle * heads / tiles
+            working -= _IDLE_SAVES[takes_turns] * idle * heads / tiles
         alone = self._alone if tiles <= sms else 1.0
         block = max(working * alone * self._block * (1 + self._full_card_loss * load), self._loads * load)
         crossing = self._row_cycles * used * load
@@ -187,7 +193,7 @@ class FmhaFwdSm90(Model):
             rounds = max(tiles / sms, 1)
         tile += self._window_cycles
         longest += self._window_cycles
-        between = (self._tile_in_turn if self._takes_turns(problem) else self._tile) + crossing
+        between = (self._tile_in_turn if takes_turns else self._tile) + crossing
         if blocks == 1:
             between -= self._one_block_saved
         dealt = rounds * tile + (rounds - 1) * between
@@ -200,7 +206,7 @@ class FmhaFwdSm90(Model):
         return cost * self._pair_factor(problem), 0
 
     def _takes_turns(self, problem: Problem) -> bool:
-        """Whether a general kernel's CTAs take several tiles; plain ones have the same price in any case."""
+        """Whether a general kernel's CTAs take several tiles, as launch.cuh decides."""
         if not self._may_take_turns:
             return False
         if problem.window is None:
