@@ -124,7 +124,7 @@ class Offer:
         found: _Prices = sizes, [], [], []
         _, first, then, unpriced = found
         for kernel, model, lags_behind, close_rows in self._may_win:
-            if kernel.is_split:
+            if kernel.packs_heads:
                 is_behind = lags_behind and not packs and problem.seqlen_q > close_rows
             else:
                 is_behind = lags_behind and not model.leaves_rows_out(problem.seqlen_q)
@@ -187,7 +187,7 @@ def _may_gain(kernel: KernelInfo, model: Model) -> bool:
 def _close_rows(kernel: KernelInfo, plain: Mapping[Family, int]) -> int:
     """The most rows of a head with which a split kernel competes with plain ones; 0 for large tiles."""
     block_m = kernel.block_m
-    return block_m if kernel.is_split and block_m <= plain.get(kernel.family, 0) else 0
+    return block_m if kernel.packs_heads and block_m <= plain.get(kernel.family, 0) else 0
 
 
 _offers: dict[tuple[Library, Asked, DeviceInfo, Kind], Offer] = {}
@@ -221,7 +221,7 @@ def order(
 
     Those have plain kernels in the ranking. What gains from splitting or from the rows it leaves out is not.
     """
-    gains = cost.num_splits > 1 or (kernel.is_split and problem.num_heads_q > problem.num_heads_kv)
+    gains = cost.num_splits > 1 or (kernel.packs_heads and problem.num_heads_q > problem.num_heads_kv)
     gains = gains or cost.leaves_rows_out or problem.seqlen_q <= _close_rows(kernel, plain)
     return kernel.is_general and kernel.family in plain and not gains, cost.cycles, kernel.name
 

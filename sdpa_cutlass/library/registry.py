@@ -199,8 +199,13 @@ class KernelInfo:
 
     @functools.cached_property
     def is_split(self) -> bool:
-        """Its tiles hold the rows of all query heads of a key head, and several CTAs may share their keys."""
+        """Several CTAs may share the keys of its tiles."""
         return Takes.SPLITS in self.takes
+
+    @functools.cached_property
+    def packs_heads(self) -> bool:
+        """Its tiles hold the rows of all query heads of a key head: split kernels', but for Hopper's."""
+        return self.is_split and self.family is not Family.FMHA_FWD_SM90
 
     @functools.cached_property
     def is_unbiased(self) -> bool:

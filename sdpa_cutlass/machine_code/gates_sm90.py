@@ -12,7 +12,8 @@ does not show. What setmaxnreg deals out is no more than the launch gave, and wa
 register that they gave away. General kernels read lengths and sinks besides; a sink takes one more ex2 of
 a row, of which there are two to choose from. Those with masks are a function for each kind, which reads its
 elements in pairs or one by one, and those with dropout read seed and offset. What finds the blocks of a
-boolean mask reads 16 bytes at a time, and the loads of kernels for such masks read what it found. Pairs of
+boolean mask reads 16 bytes at a time, and the loads of kernels for such masks read what it found. Split
+kernels leave two columns of a part at a time, which a function of their own reads and stores merged. Pairs of
 CTAs, and they alone, meet at a barrier of the cluster and send K and V to both; the warp that loads has more
 to keep there.
 """
@@ -35,8 +36,10 @@ _WARPGROUP_ROWS = 64
 _SINK_EX2 = 2  # for each row
 _LENGTH_AND_SINK_BYTES = {2, 4}
 _MASK_RUN = 2  # neighbouring columns of a mask that a thread holds
+_MERGE = "_merge"
 _MASK_BLOCKS = "_mask_blocks"  # ends the symbol of the function that finds them
 _MASK_BLOCKS_BYTES = {16}
+_PART_BYTES = {8}
 _MASK_BITS_BYTES = {8, 16}  # of what it found, or of a part of it
 _REGISTERS_OF_PAIRS = (40, 232)  # of the warps that load, and of those that compute
 _KINDS = (
@@ -89,7 +92,10 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
     if wrong := sorted(set(code.mix.widths("LDG")) - _load_widths(kernel, code.name)):
         found.append(f"loads of {wrong} bytes from global memory other than by TMA")
     if not code.name.endswith(_MASK_BLOCKS):
-        found += _problems_of_attention(code, kernel)
+        if wrong := sorted(set(code.mix.widths("STG")) - _store_widths(kernel, code.name)):
+            found.append(f"stores of {wrong} bytes to global memory other than by TMA")
+        if not code.name.endswith(fused.MERGE):
+            found += _problems_of_attention(code, kernel)
     return [f"{code.name}: {problem}" for problem in found]
 
 
@@ -106,8 +112,6 @@ def _problems_of_attention(code: KernelCode, kernel: KernelInfo) -> list[str]:
     multicasts = code.mix.count(r"UTMALDG\.4D\.MULTICAST")
     if bool(multicasts) != _is_pair(kernel):
         found.append(f"{multicasts} UTMALDG.MULTICAST; pairs of CTAs load K and V so, and nothing else does")
-    if not set(code.mix.widths("STG")) <= _LSE_BYTES:
-        found.append("stores to global memory other than softmax_lse and by TMA")
     return found
 
 
@@ -117,11 +121,20 @@ def _load_widths(kernel: KernelInfo, symbol: str) -> set[int]:
         return set()
     if symbol.endswith(_MASK_BLOCKS):
         return _MASK_BLOCKS_BYTES
+    if symbol.endswith(fused.MERGE):
+        return fused.MERGE_LOADS
     element = fused.mask_bytes(kernel, symbol)
     mask = set() if element is None else {element, _MASK_RUN * element}
     if element == 1:
         mask |= _MASK_BITS_BYTES
     return _LENGTH_AND_SINK_BYTES | mask | (fused.PHILOX if kernel.has_dropout else set())
+
+
+def _store_widths(kernel: KernelInfo, symbol: str) -> set[int]:
+    """The same of stores: softmax_lse, and the parts of splits."""
+    if symbol.endswith(fused.MERGE):
+        return fused.MERGE_STORES
+    return _LSE_BYTES | (_PART_BYTES if kernel.is_split else set())
 
 
 def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
@@ -145,4 +158,5 @@ def rows(kernels: tuple[KernelInfo, ...]) -> dict[str, KernelInfo]:
     """The rows of the family by the symbols of their functions."""
     hopper = [kernel for kernel in kernels if kernel.family is Family.FMHA_FWD_SM90]
     found = {symbol: kernel for kernel in hopper for symbol in fused.symbols(kernel)}
-    return found | {kernel.name + _MASK_BLOCKS: kernel for kernel in hopper if Takes.BOOL in kernel.takes}
+    found |= {kernel.name + _MASK_BLOCKS: kernel for kernel in hopper if Takes.BOOL in kernel.takes}
+    return found | {kernel.name + _MERGE: kernel for kernel in hopper if kernel.is_split}

@@ -23,8 +23,8 @@ def num_splits(row: KernelInfo, case: Case) -> int:
     """What a launch of this kernel says in the field of that name."""
     if not row.is_split:
         return 0
-    packed_rows = case.seqlen_q * case.q.shape[1] // case.k.shape[1]
-    tiles = -(-packed_rows // row.block_m) * case.batch * case.k.shape[1]
+    heads = case.q.shape[1] // case.k.shape[1] if row.packs_heads else 1  # in a tile
+    tiles = -(-case.seqlen_q * heads // row.block_m) * case.batch * case.q.shape[1] // heads
     return NUM_SPLITS if tiles <= MAX_TILES else 1
 
 

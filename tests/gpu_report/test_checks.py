@@ -296,7 +296,7 @@ def test_even_cases_keep_kv_groups_in_step() -> None:
 
 def blocks_of_ctas(row: KernelInfo, case: Case) -> Iterator[int]:
     """The key blocks of every CTA that works: those of sequence.cuh, key_range.cuh and key_split.cuh."""
-    heads = case.q.shape[1] // case.k.shape[1] if row.is_split else 1
+    heads = case.q.shape[1] // case.k.shape[1] if row.packs_heads else 1
     batch = len(case.lengths_q.cu_seqlens) - 1 if case.lengths_q.cu_seqlens else case.batch
     queries = case.lengths_q.sequences(batch, case.seqlen_q)
     keys = case.lengths_k.sequences(batch, case.seqlen_k)

@@ -76,7 +76,8 @@ def test_dropout_kernels_have_no_bank_conflicts(dropout_kernel: TestedKernel, st
 @pytest.mark.kernels(device="cpu")
 def test_split_kernels_have_no_bank_conflicts(split_kernel: TestedKernel, statistics: Path) -> None:
     keys = 5 * split_kernel.info.block_n + 5
-    for num_splits in (1, 3):
+    numbers = (1, 3) if split_kernel.info.packs_heads else (1,)  # Hopper's parts leave from registers
+    for num_splits in numbers:
         inputs = random_qkv(split_kernel, 2, keys, heads=8, heads_kv=2)  # small parts: one launch
         run_case(split_kernel.with_splits(num_splits), Case(**inputs))
     _check(split_kernel, statistics)

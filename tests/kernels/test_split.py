@@ -50,6 +50,14 @@ def test_rows(split_kernel: TestedKernel, rows: int) -> None:
         check_case(split_kernel.with_splits(num_splits), case)
 
 
+def test_several_tiles(split_kernel: TestedKernel) -> None:
+    """Their rows, and the parts of a tile that see other keys than its other rows do."""
+    rows, keys = 2 * split_kernel.info.block_m + 5, some_keys(split_kernel)
+    inputs = random_qkv(split_kernel, rows, keys, batch=1, heads=2)
+    for num_splits, causal in zip((2, 3, 5), ALIGNMENTS, strict=True):
+        check_case(split_kernel.with_splits(num_splits), Case(**inputs, causal=causal))
+
+
 def test_every_split_may_have_a_block(split_kernel: TestedKernel) -> None:
     """All splits are active; the last CTA reads them sixteen at a time."""
     for most in (15, 16, 17, 100):
@@ -256,9 +264,10 @@ def test_repeated_runs_give_the_same_bits(split_kernel: TestedKernel) -> None:
 
 def test_as_many_tiles_as_there_are_counters(split_kernel: TestedKernel) -> None:
     """Every second tile leaves early, having no keys."""
-    inputs = random_qkv(split_kernel, 1, split_kernel.info.block_n + 1, batch=MAX_TILES // 4, heads=8)
+    keys, batch = split_kernel.info.block_n + 1, MAX_TILES // 4
+    inputs = random_qkv(split_kernel, 1, keys, batch=batch, heads=8 if split_kernel.info.packs_heads else 4)
     inputs["k"], inputs["v"] = (t.expand(-1, 4, -1, -1) for t in (inputs["k"], inputs["v"]))
-    lengths = Lengths(seqlens=(split_kernel.info.block_n + 1, 0) * (MAX_TILES // 8))
+    lengths = Lengths(seqlens=(keys, 0) * (batch // 2))
     check_case(split_kernel.with_splits(2), Case(**inputs, lengths_k=lengths))
 
 
@@ -276,7 +285,9 @@ def refused(kernel: TestedKernel, **changes: int | float) -> str | None:
 
 
 def small_problem(kernel: TestedKernel) -> tuple[Case, torch.Tensor]:
-    case = Case(**random_qkv(kernel, 1, some_keys(kernel), batch=1, heads=4))
+    """One tile: four heads of one key head and one position, or one head."""
+    heads = 4 if kernel.info.packs_heads else 1
+    case = Case(**random_qkv(kernel, 1, some_keys(kernel), batch=1, heads=heads))
     return case, torch.empty_like(case.q)
 
 
@@ -296,7 +307,6 @@ def test_the_number_of_splits_has_limits(split_kernel: TestedKernel) -> None:
         ({"mask": 4096, "mask_type": 1}, "mask is given; this kernel takes none"),
         ({"p_dropout": 0.1}, "p_dropout"),
         ({"batch": MAX_TILES + 1}, f"{MAX_TILES + 1} tiles; more than 1 split takes at most {MAX_TILES}"),
-        ({"seqlen_q": 2**29}, "seqlen_q 536870912 times 4 query heads"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -313,7 +323,7 @@ def test_one_split_takes_any_number_of_tiles_and_no_workspace(split_kernel: Test
     params.num_splits = 1
     assert library.workspace_bytes(index, params) == 0
     params.num_splits = 3
-    rows = 3 * split_kernel.info.block_m  # of one tile: 4 heads of one key head, 1 position
+    rows = 3 * split_kernel.info.block_m
     parts = rows * 4 * (split_kernel.info.head_dim + 2)
     assert library.workspace_bytes(index, params) == parts + 4 * MAX_TILES
 

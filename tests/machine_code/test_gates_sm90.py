@@ -60,6 +60,23 @@ def test_a_general_kernel_reads_lengths_and_sinks() -> None:
     assert any("loads of [16] bytes from global memory" in line for line in loads), loads
 
 
+SPLIT = dataclasses.replace(GENERAL, name=f"{GENERAL.name}_split", takes=GENERAL.takes | Takes.SPLITS)
+
+
+def test_a_split_kernel_leaves_parts_and_merges_them() -> None:
+    merge = f"{SPLIT.name}_merge"
+    assert gates_sm90.rows((INFO, SPLIT)) == {INFO.name: INFO, SPLIT.name: SPLIT, merge: SPLIT}
+    assert gates_sm90.problems(code(MUFU_EX2=120, STG_E_64=40), SPLIT) == []
+    assert gates_sm90.problems(code(MUFU_EX2=120, STG_E_64=40), GENERAL) != []
+    merging = dataclasses.replace(
+        code(), name=merge, mix=Mix({"LDG.E.128": 16, "LDG.E.64": 16, "STG.E.64": 1})
+    )
+    assert gates_sm90.problems(merging, SPLIT) == []
+    for opcode in ("LDG.E.U8", "STG.E.128", "STL"):
+        wrong = dataclasses.replace(merging, mix=Mix({**merging.mix.opcodes, opcode: 1}))
+        assert len(gates_sm90.problems(wrong, SPLIT)) == 1
+
+
 PAIR = kernel_row(
     "fmha_fwd_sm90_d256_m128n64_s2_w12_c2_f16_causal", family=Family.FMHA_FWD_SM90, arch=90, head_dim=256,
     block_m=128, block_n=64, stages=2, warps=12, cluster=2,
@@ -144,7 +161,7 @@ def test_a_masks_function_reads_its_elements_in_pairs_or_one_by_one(
         ({"setmaxnreg": (40, 160, 31)}, "520 registers are dealt out to 4 threads; the launch gave 512"),
         ({"setmaxnreg": ()}, "no USETMAXREG"),
         ({"LDG_E": 1}, "loads of [4] bytes from global memory other than by TMA"),
-        ({"STG_E_128": 1}, "stores to global memory other than softmax_lse"),
+        ({"STG_E_128": 1}, "stores of [16] bytes to global memory other than by TMA"),
     ],
 )
 def test_what_breaks_a_gate_is_named(changes: dict[str, Any], complaint: str) -> None:

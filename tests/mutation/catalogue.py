@@ -16,6 +16,7 @@ from tests.mutation.defects_quantized_bytes import QUANTIZED_BYTES
 from tests.mutation.defects_quantized_split import QUANTIZED_SPLIT
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_sm90_pairs import HOPPER_PAIRS
+from tests.mutation.defects_sm90_split import HOPPER_SPLITS
 from tests.mutation.defects_sm90_turns import HOPPER_TURNS
 from tests.mutation.defects_split import SPLITS
 from tests.mutation.defects_window import WINDOWS
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOPPER,
     *HOPPER_PAIRS,
     *HOPPER_TURNS,
+    *HOPPER_SPLITS,
     *COMBINES,
     *QUANTIZED_BYTES,
     *QUANTIZED,

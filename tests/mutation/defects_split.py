@@ -12,6 +12,7 @@ _SPLIT = "fmha_fwd/split.cuh"
 _Q_LOAD = "fmha_fwd/q_load.cuh"
 _MERGE = "fmha_fwd/group_merge.cuh"
 _KEY_SPLIT = "attention/key_split.cuh"
+_PARTS = "attention/split_parts.cuh"
 _KERNEL = "fmha_fwd/kernel.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
 _ARRIVES = "last = Arch::increment(arrivals) == static_cast<uint32_t>(num_active - 1);"
@@ -224,10 +225,11 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "rows_of_parts_overlap",
-        "(part * kBlockM + row) * kHeadDim;",
-        "(part * kBlockM + row) * (kHeadDim - 4);",
+        "(part * Traits::kBlockM + row) * Traits::kHeadDim;",
+        "(part * Traits::kBlockM + row) * (Traits::kHeadDim - 4);",
         "the last columns of a row lie where the next one begins",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "parts_in_32_bits",
@@ -245,6 +247,7 @@ SPLITS: tuple[Mutant, ...] = (
         "weight = 1.f;",
         "parts are added as if their references were one",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "row_max_of_one_ignored",
@@ -252,6 +255,7 @@ SPLITS: tuple[Mutant, ...] = (
         "for (int i = 1; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);",
         "the reference of the first split does not count: its weight overflows",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "sums_not_weighted",
@@ -259,6 +263,7 @@ SPLITS: tuple[Mutant, ...] = (
         "sum += stat[i].y;",
         "row sums are added as if their references were one",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "batches_not_rescaled",
@@ -266,13 +271,15 @@ SPLITS: tuple[Mutant, ...] = (
         "",
         "more than eight splits: row sums of a batch are not brought to the next one's reference",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "statistics_of_neighbouring_rows",
-        "load<kIsSameLaunch>(stats + s * kBlockM);",
+        "load<kIsSameLaunch>(stats + s * Traits::kBlockM);",
         "load<kIsSameLaunch>(stats + s);",
         "the statistics of another row stand for those of another split",
         Check.NUMERICS,
+        header=_PARTS,
     ),
     _split(
         "order_of_arrival_decides",
@@ -280,6 +287,7 @@ SPLITS: tuple[Mutant, ...] = (
         " s = first + i < num_active ? (first + i + Arch::block_idx()) % num_active : first + i;",
         "parts are added from that of the last CTA on: its last bits depend on who was last",
         Check.IDENTITIES,
+        header=_PARTS,
     ),
     # ---- the second launch ----
     _split(

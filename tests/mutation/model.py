@@ -40,6 +40,8 @@ class Kernels(Enum):
     """Two CTAs that load K and V together."""
     HOPPER_GENERAL = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general",)
     """Lengths, packed sequences, windows and sinks by ragged tensor maps; masks."""
+    HOPPER_SPLIT = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general_split",)
+    """The same where several CTAs share the keys of a tile."""
     HOPPER_DROPOUT = ("fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general_dropout",)
     COMBINE = ("combine_sm89_d256_s4_w4_bf16", "combine_sm89_d256_s4_w4_f16", "combine_sm89_d256_s4_w4_f32")
     """Those that merge partial results."""

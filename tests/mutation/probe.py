@@ -48,7 +48,7 @@ _GENERAL = (
     "test_guard_pages.py",
     "test_bank_conflicts.py",
 )
-_SPLITS = (Kernels.SPLIT, Kernels.SPLIT_ALONE)
+_SPLITS = (Kernels.SPLIT, Kernels.SPLIT_ALONE, Kernels.HOPPER_SPLIT)
 _OF_SPLITS = (
     "test_split.py",
     "test_causal_offsets.py",
@@ -85,6 +85,7 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.BACKWARD_FUSED: ("test_backward.py",),
     Kernels.SPLIT: _OF_SPLITS,
     Kernels.SPLIT_ALONE: _OF_SPLITS,
+    Kernels.HOPPER_SPLIT: _OF_SPLITS,
 }
 _FIRST: dict[Check, tuple[str, ...]] = {
     Check.IDENTITIES: ("test_limits.py", "test_operand_strides.py", "test_hidden_keys.py"),

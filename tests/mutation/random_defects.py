@@ -39,6 +39,7 @@ _KERNELS: dict[str, tuple[Kernels, ...]] = {
     "set_params.hpp": _BY_KIND,
     "softmax.cuh": _BY_KIND,
     "split.cuh": (Kernels.SPLIT,),
+    "split_parts.cuh": (Kernels.SPLIT,),
     "tile_scheduler.cuh": (*_BY_KIND, Kernels.GROUPS),
 }
 

@@ -43,7 +43,7 @@ class FmhaFwdSm90(Kernel):
     """One fused kernel for one head_dim: plain, causal or not, or general. Of its warps, four load.
 
     A general kernel with two consumers has a variant with dropout, and both take masks up to head_dim 128.
-    Other threads have no registers left for these.
+    Other threads have no registers left for these. A split one is for few tiles and many keys.
     """
 
     family: ClassVar[str] = "fmha_fwd_sm90"
@@ -55,6 +55,7 @@ class FmhaFwdSm90(Kernel):
     causal: Annotated[bool, "_causal"] = False  # known when compiled
     general: Annotated[bool, "_general"] = False  # causal, window, sinks, lengths, masks at run time
     dropout: Annotated[bool, "_dropout"] = False
+    split: Annotated[bool, "_split"] = False  # no masks; CTAs share the keys of a tile
 
     @classmethod
     def lead(cls) -> str:
@@ -68,13 +69,15 @@ class FmhaFwdSm90(Kernel):
             return takes | (Takes.CAUSAL if self.causal else Takes.FULL)
         takes |= Takes.FULL | Takes.CAUSAL | Takes.LENGTHS | Takes.PACKED
         takes |= Takes.WINDOW | Takes.SINKS
+        if self.split:
+            return takes | Takes.SPLITS
         has_room = self.consumers == MASKED_CONSUMERS and self.accumulator_registers <= MASKED_ACCUMULATORS
         return takes | Takes.BOOL | Takes.BIAS16 | Takes.BIAS32 if has_room else takes
 
     @property
     def functions(self) -> tuple[Function, ...]:
         """One for each kind of mask that it takes, no mask first; last the one that finds what a boolean mask
-        hides, ahead of that for such masks.
+        hides, ahead of that for such masks, or the one that merges the parts of a split kernel.
         """
         masks = [
             Function(symbol=self.name + kind.suffix, cpp_mask=kind.cpp)
@@ -83,6 +86,8 @@ class FmhaFwdSm90(Kernel):
         ]
         if Takes.BOOL in self.takes:
             masks.append(Function(symbol=f"{self.name}_mask_blocks", cpp_mask=MaskKind.BOOL.cpp))
+        if self.split:
+            masks.append(Function(symbol=f"{self.name}_merge", cpp_mask=MaskKind.NONE.cpp))
         return tuple(masks)
 
     @property

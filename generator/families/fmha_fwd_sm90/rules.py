@@ -38,6 +38,15 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
         ),
     ),
     Rule(
+        "split",
+        "split only in general kernels, without dropout",
+        lambda c: (
+            not c.split
+            or (c.general and not c.dropout)
+            or "a kernel whose CTAs share keys is general, and has no dropout"
+        ),
+    ),
+    Rule(
         "dropout_block_n",
         f"block_n with dropout is a multiple of {DROPOUT_BLOCK_N}",
         lambda c: (

@@ -56,6 +56,17 @@ GENERAL: dict[int, tuple[ClusterTile, ...]] = {
     256: tiles("m128n64_s2_w12"),
 }
 
+# head_dim → tiles of the split kernels.
+SPLIT: dict[int, tuple[ClusterTile, ...]] = {
+    64: tiles("m128n128_s3_w12", "m192n128_s3_w16"),
+    80: tiles("m128n128_s2_w12", "m192n112_s3_w16"),
+    96: tiles("m128n128_s2_w12", "m192n112_s2_w16"),
+    128: tiles("m128n128_s2_w12"),
+    160: tiles("m128n128_s2_w12"),
+    192: tiles("m128n96_s2_w12"),
+    256: tiles("m128n64_s2_w12"),
+}
+
 # The sweep, for every head_dim of TILES.
 SWEEP_CONSUMERS = (2, 3)
 SWEEP_BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
@@ -67,6 +78,7 @@ CAUSAL_VARIANT: Variant = partial(FmhaFwdSm90, causal=True)
 PLAIN: tuple[Variant, ...] = (FmhaFwdSm90, CAUSAL_VARIANT)
 GENERAL_VARIANT: Variant = partial(FmhaFwdSm90, general=True)
 DROPOUT_VARIANT: Variant = partial(FmhaFwdSm90, general=True, dropout=True)
+SPLIT_VARIANT: Variant = partial(FmhaFwdSm90, general=True, split=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +89,21 @@ class Tables:
     tiles: TilesByHeadDim
     pairs: TilesByHeadDim
     general: TilesByHeadDim
+    split: TilesByHeadDim
 
 
-TABLES = Tables(arch=Arch.SM90, tiles=TILES, pairs=PAIRS, general=GENERAL)
+TABLES = Tables(arch=Arch.SM90, tiles=TILES, pairs=PAIRS, general=GENERAL, split=SPLIT)
 
 
 def smoke(tables: Tables = TABLES) -> Listing:
-    """The first tile of every head_dim in one dtype, one of two causal; a general one, in both dtypes."""
+    """The first tile of every head_dim in one dtype, one of two causal; a general one, in both dtypes, and a
+    split one.
+    """
     kernels: list[FmhaFwdSm90] = []
     for head_dim, listed in list(tables.general.items())[:1]:
         kernels += _kernels(tables.arch, {head_dim: listed[:1]}, variants=(GENERAL_VARIANT,))
+    for head_dim, listed in list(tables.split.items())[:1]:
+        kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (DType.F16,), (SPLIT_VARIANT,))
     for i, (head_dim, listed) in enumerate(sorted(tables.tiles.items())):
         dtype = tuple(DType)[i % 2]
         kernels += _kernels(tables.arch, {head_dim: listed[:1]}, (dtype,), (PLAIN[i % 4 // 2],))
@@ -94,11 +111,12 @@ def smoke(tables: Tables = TABLES) -> Listing:
 
 
 def release(tables: Tables = TABLES) -> Listing:
-    """Every tile in every dtype, causal and not, in pairs, or general, with dropout where there is room."""
+    """Every tile in every dtype: causal and not, in pairs, split, general, there with dropout if it fits."""
     plain = _kernels(tables.arch, tables.tiles)
     pairs = _kernels(tables.arch, tables.pairs)
     general = _kernels(tables.arch, tables.general, variants=(GENERAL_VARIANT,))
-    return Listing(kernels=chain(plain, pairs, general, _with_dropout(tables)))
+    split = _kernels(tables.arch, tables.split, variants=(SPLIT_VARIANT,))
+    return Listing(kernels=chain(plain, pairs, general, _with_dropout(tables), split))
 
 
 def sweep(tables: Tables = TABLES) -> Listing:

@@ -21,6 +21,8 @@ A boolean mask is priced between one whose blocks are all true and a dense one; 
 known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
 and V, these come at the rate that K and V alone were read from the L2 cache.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
+CTAs of a split kernel have a part of a tile's keys each. Their parts, float32, cross memory twice, and a
+second launch reads them; where each CTA reads keys of its own, the DRAM bounds them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
-from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
+from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
@@ -82,6 +84,7 @@ _WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: th
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
 _EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.48, 0.92
 _TILE_CYCLES_OF_TWO = 580
+_SHORT_CAUSAL_TILE_CYCLES = 280  # of two blocks or one, on top of that: seven random problems (2026-11-27)
 # Of a pair of CTAs against one CTA with this tile: where it takes whole heads, whose K and V then stay in L2
 # (grid.hpp), by head_dim, and elsewhere; where rows are unaligned, on top of sharing the loads.
 _PAIR_GAIN = {96: 0.95, 128: 0.86, 160: 0.88, 192: 0.89, 256: 0.91}
@@ -91,6 +94,18 @@ _ROOM_FOR_TWO_Q = 226 << 10  # bytes, with O apart
 _WAITING_FOR_Q_CYCLES = 660  # of a tile in full attention where Q has one buffer
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
+# Of split kernels: waves of CTAs that are tried; a block, by consumers, and one of a full card; leaving parts
+# and the second launch; what an SM writes and reads of parts. From 52 problems with many numbers of splits on
+# an H200 (benchmarks/splits.py, 2026-11-27).
+MOST_WAVES = 5
+_MOST_SPLITS = 64
+_SPLIT_LOSS = {2: 1.188, 3: 1.159}
+_FULL_CARD_LOSS_OF_SPLITS = 0.053
+_MEETING_CYCLES = 4600
+_PART_BYTES_PER_CLOCK = 7.6
+_DRAM_SHARE_OF_SPLITS = 0.8
+# Where there is a tile for every SM: plain kernels cost a tenth too much where these have long keys.
+_MANY_TILES_LOSS = 1.08
 
 
 class FmhaFwdSm90(Model):
@@ -196,6 +211,8 @@ class FmhaFwdSm90(Model):
         between = (self._tile_in_turn if takes_turns else self._tile) + crossing
         if blocks == 1:
             between -= self._one_block_saved
+        if self._ctas == 2 and blocks <= 2 and rows is not None:
+            between += _SHORT_CAUSAL_TILE_CYCLES
         dealt = rounds * tile + (rounds - 1) * between
         if rows is not None and tile != longest and self._ctas == 1 and tiles > sms:
             # Some SM has as many tiles as this, each no shorter than the longest of the last ones.
@@ -203,7 +220,64 @@ class FmhaFwdSm90(Model):
             last = rows.rounds(int(full * sms * rows.count // tiles), kernel.block_n) * block
             dealt = max(dealt, (full + 1) * last + full * between)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
-        return cost * self._pair_factor(problem), 0
+        cost *= self._pair_factor(problem)
+        if not kernel.is_split:
+            return cost, 0
+        return min((cost, 1), self._cost_of_splits(problem))
+
+    def _cost_of_splits(self, problem: Problem) -> tuple[float, int]:
+        """Of the numbers of CTAs for each tile with which some waves are full, the one that costs least.
+
+        Infinite where tiles are too many, or keys too few; causal tiles that fill a card are dealt out evenly
+        as they are.
+        """
+        kernel, sms = self.kernel, self.device.sms
+        tiles = self._m_blocks(problem) * problem.batch * problem.num_heads_q
+        rows = rows_of_tiles(problem, kernel.block_m, 1)
+        longest = rows.rounds(0, kernel.block_n) if rows else ceil_div(problem.seqlen_k, kernel.block_n)
+        mean = rows.all_rounds(kernel.block_n) / rows.count if rows else float(longest)
+        priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
+        used = min(priced_rows, kernel.block_m)
+        idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS
+        working = 1 - _IDLE_SAVES[False] * idle / ceil_div(priced_rows, kernel.block_m)
+        kv_bytes = 2 * (problem.head_dim + problem.head_dim_v) * problem.seqlen_k
+        kv_bytes *= problem.batch * problem.num_heads_kv
+        dram = 0.0
+        if kv_bytes > self.device.l2_bytes:
+            dram = self.device.dram_us(kv_bytes) / _DRAM_SHARE_OF_SPLITS * CLOCK_GHZ * 1e3
+        if tiles > sms and 4 * mean < 3 * longest:
+            return math.inf, 1
+        split_block = working * self._block * _SPLIT_LOSS[kernel.block_m // _WARPGROUP_ROWS]
+        best, least = 1, math.inf
+        for waves in range(1, MOST_WAVES + 1):
+            most = min(waves * sms // tiles, longest, _MOST_SPLITS)
+            if most < 2:
+                continue
+            share = ceil_div(longest, most)
+            num_splits = ceil_div(longest, share)
+            ctas = tiles * num_splits
+            load = min(ctas / sms, 1)
+            block = max(split_block * (1 + _FULL_CARD_LOSS_OF_SPLITS * load), self._loads * load)
+            crossing = self._row_cycles * used * load
+            dealt = share * block
+            if ctas > sms:  # in waves, the more so the more equal the tiles are
+                rounds = ctas / sms
+                rounds += (math.ceil(rounds) - rounds) * max(2 * mean / longest - 1, 0)
+                dealt = max(
+                    dealt, rounds * mean / num_splits * block + (rounds - 1) * (self._tile + crossing)
+                )
+            parts = 4 * kernel.head_dim * used * ctas / (_PART_BYTES_PER_CLOCK * sms)
+            cost = LAUNCH_CYCLES + max(self._first + crossing + dealt, dram) + _MEETING_CYCLES + parts
+            if tiles > sms:
+                cost *= _MANY_TILES_LOSS
+            if cost < least:
+                best, least = num_splits, cost
+        return least, best
+
+    def may_split(self, rows: int, heads: int) -> bool:
+        return self.kernel.is_split and 2 * ceil_div(rows, self.kernel.block_m) * heads <= (
+            MOST_WAVES * self.device.sms
+        )
 
     def _takes_turns(self, problem: Problem) -> bool:
         """Whether a general kernel's CTAs take several tiles, as launch.cuh decides."""
@@ -254,4 +328,4 @@ class FmhaFwdSm90(Model):
         if rows is not None:
             blocks = rows.all_rounds(kernel.block_n) / rows.count
         computed = blocks * m_blocks * kernel.block_m * kernel.block_n
-        return m_blocks * heads, problem.visible_scores / max(computed, 1)
+        return m_blocks * heads * max(num_splits, 1), problem.visible_scores / max(computed, 1)

@@ -163,6 +163,13 @@ struct HostSm90 : Host {
     return simt::launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, /*smem_alignment=*/1024,
                         kNumCtas);
   }
+  template <class Params>
+  static Status launch_early(void (*kernel)(Params), const char *name, int64_t grid, int threads, const Params &params,
+                             void * /*stream*/) {
+    return simt::launch(kernel, name, grid, threads, 0, params);
+  }
+  static void let_next_launch_begin() {}  // here one launch ends before the next one begins
+  static void wait_for_launch_ahead() {}
 };
 
 }  // namespace sdpa::arch

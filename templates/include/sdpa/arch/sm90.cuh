@@ -219,6 +219,30 @@ struct Sm90 : Sm80 {
                                 int smem_bytes, const std::remove_const_t<Params> &params, void *stream) {
     return launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, stream);
   }
+
+  // ---- a launch that begins before the one ahead of it in its stream has ended ----
+  // Queues one whose CTAs may start once all CTAs of the launch ahead have called let_next_launch_begin.
+  template <class Params>
+  static Status launch_early(void (*kernel)(Params), const char *name, int64_t grid, int threads,
+                             const std::remove_const_t<Params> &params, void *stream) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(grid));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+    if (error != cudaSuccess)
+      return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
+                         cudaGetErrorString(error));
+    return {};
+  }
+  SDPA_DEVICE static void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+  // Until the launch ahead has ended and what it wrote is seen.
+  SDPA_DEVICE static void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 };
 
 }  // namespace sdpa::arch

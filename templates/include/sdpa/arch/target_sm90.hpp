@@ -3,7 +3,8 @@
 // fence_mbarrier_init, mbarrier_expect, mbarrier_arrive, mbarrier_wait, prefetch_tensor_map, tma_load, tma_store,
 // tma_store_commit, tma_store_wait_read<N>, fence_async_proxy, wgmma, wgmma_fence, wgmma_commit, wgmma_wait<N>,
 // fence_operand, highest_bit, elect, increase_registers<N>, decrease_registers<N>, named_sync<Id>, named_arrive<Id>; in
-// clusters cluster_sync, mbarrier_arrive_at, tma_load_to_all<CTAs>, launch_clusters<CTAs>.
+// clusters cluster_sync, mbarrier_arrive_at, tma_load_to_all<CTAs>, launch_clusters<CTAs>; launch_early,
+// let_next_launch_begin, wait_for_launch_ahead.
 #pragma once
 
 // Without this CuTe's selector builds n = 80 and 112 from many small instructions.

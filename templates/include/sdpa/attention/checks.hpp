@@ -47,16 +47,21 @@ inline Status check_operands(const sdpa_params &p) {
 
 inline constexpr int kMaxSplits = 1024;  // of a tile: many times what pays
 
-// Of a split kernel with tiles of `block_m` rows, of which this problem makes `num_tiles`.
-inline Status check_split(const sdpa_params &p, int64_t num_tiles, int block_m) {
+// Of a split kernel, for which this problem makes `num_tiles`.
+inline Status check_split(const sdpa_params &p, int64_t num_tiles) {
   if (p.num_splits < 1 || p.num_splits > kMaxSplits)
     return make_status(SDPA_INVALID_ARGUMENT, "num_splits is %d; this kernel takes 1 to %d", p.num_splits, kMaxSplits);
-  if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * block_m)
-    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
-                       p.seqlen_q, p.num_heads_q / p.num_heads_kv);
   if (p.num_splits > 1 && num_tiles > SDPA_MAX_SPLIT_TILES)
     return make_status(SDPA_NOT_SUPPORTED, "num_splits is %d with %lld tiles; more than 1 split takes at most %d tiles",
                        p.num_splits, static_cast<long long>(num_tiles), SDPA_MAX_SPLIT_TILES);
+  return {};
+}
+
+// Of one whose tiles, of `block_m` rows, hold those of all query heads of a key head.
+inline Status check_packed_heads(const sdpa_params &p, int block_m) {
+  if (int64_t{p.seqlen_q} * (p.num_heads_q / p.num_heads_kv) > INT_MAX - 2 * block_m)
+    return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d times %d query heads to a key head must be below 2^31 - 256",
+                       p.seqlen_q, p.num_heads_q / p.num_heads_kv);
   return {};
 }
 

@@ -2,19 +2,15 @@
 //
 // A tile's rows are those of all query heads that read the same key head, so that K and V are read once for all of
 // them: row p is position p / heads_per_kv of head p % heads_per_kv. Split s takes the s-th run of neighbouring key
-// blocks (key_split.cuh), and leaves (O, row_max, row_sum) in the workspace. Parts are always merged in the order of the
-// splits:
-//
-//   row_max = max_s row_max_s     O = Σ_s exp2(row_max_s - row_max) O_s / Σ_s exp2(row_max_s - row_max) row_sum_s
-//
-// Small ones by the CTA of their tile that arrives last; for large ones it would be long alone, and a second launch has
-// a thread for every four columns of a row (SplitMerge). The results are the same. The method is FlashDecoding's (Dao et
-// al., 2023), with the second kernel folded into the first where it is small.
+// blocks (key_split.cuh), and leaves its part in the workspace (split_parts.cuh). Small parts are merged by the CTA of
+// their tile that arrives last; for large ones it would be long alone, and a second launch has a thread for every four
+// columns of a row (SplitMerge). The results are the same.
 #pragma once
 
 #include <type_traits>
 
 #include "sdpa/attention/key_split.cuh"
+#include "sdpa/attention/split_parts.cuh"
 #include "sdpa/fmha_fwd/epilogue.cuh"
 
 namespace sdpa::fmha_fwd {
@@ -27,11 +23,11 @@ struct SplitEpilogue {
   using Params = typename Traits::Params;
   using Base = Epilogue<Traits>;
   using Merge = GroupMerge<Traits>;
+  using Parts = SplitParts<Traits>;
   using SoftmaxState = typename Base::SoftmaxState;
 
   static constexpr int kBlockM = Traits::kBlockM;
-  static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr int kVectors = kHeadDim / 4;  // of a row of O
+  static constexpr int kVectors = Parts::kVectors;
 
   // Merges the CTA's KV groups and leaves the result in the workspace. Unless that is the next launch's business, the last
   // CTA merges all and stores.
@@ -54,13 +50,6 @@ struct SplitEpilogue {
       merge_parts(params, tile, sequence, first_part, split.num_active, num_rows);
   }
 
-  SDPA_DEVICE static float *out_of(const Params &params, int64_t part, int row) {
-    return params.partial_out + (part * kBlockM + row) * kHeadDim;
-  }
-  SDPA_DEVICE static float2 *stats_of(const Params &params, int64_t part, int row) {
-    return params.partial_stats + part * kBlockM + row;
-  }
-
   SDPA_DEVICE static void store_part(const Params &params, int64_t part, int num_rows, const Merge &merged) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsPerThread; ++i) {
@@ -69,11 +58,11 @@ struct SplitEpilogue {
       CUTE_UNROLL
       for (int t = 0; t < Merge::kTiles; ++t) {
         const float4 &unit = merged.out[i / 2 * Merge::kTiles + t];
-        leave(params, reinterpret_cast<float2 *>(out_of(params, part, row) + merged.col(t)),
+        leave(params, reinterpret_cast<float2 *>(Parts::out_of(params, part, row) + merged.col(t)),
               i % 2 == 0 ? make_float2(unit.x, unit.y) : make_float2(unit.z, unit.w));
       }
       if (merged.group == 0 && merged.tid % 4 == 0)
-        leave(params, stats_of(params, part, row), make_float2(merged.row_max[i], merged.row_sum[i]));
+        leave(params, Parts::stats_of(params, part, row), make_float2(merged.row_max[i], merged.row_sum[i]));
     }
   }
 
@@ -109,43 +98,9 @@ struct SplitEpilogue {
   template <bool kIsSameLaunch>
   SDPA_DEVICE static void merge_vector(const Params &params, const WorkTile &tile, const Sequence &sequence,
                                        int64_t first_part, int num_active, int index) {
-    constexpr int kBatch = 16;  // splits whose loads are in flight together
     const int row = index / kVectors, col = index % kVectors * 4;
     const int out_row = tile.m_block * kBlockM + row;
-    const float4 *const outs = reinterpret_cast<const float4 *>(out_of(params, first_part, row) + col);
-    const float2 *const stats = stats_of(params, first_part, row);
-    float max = SoftmaxState::kNoKey, sum = 0.f;
-    float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int first = 0; first < num_active; first += kBatch) {
-      float2 stat[kBatch];
-      float4 part[kBatch];
-      float batch_max = max;
-      CUTE_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
-        const int s = first + i;
-        stat[i] = make_float2(SoftmaxState::kNoKey, 0.f);
-        part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (s < num_active) {
-          stat[i] = load<kIsSameLaunch>(stats + s * kBlockM);
-          part[i] = load<kIsSameLaunch>(outs + s * (kBlockM * kVectors));
-        }
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kBatch; ++i) batch_max = fmaxf(batch_max, stat[i].x);
-      const float scale = Arch::exp2(max - batch_max);
-      max = batch_max;
-      sum *= scale;
-      out = make_float4(scale * out.x, scale * out.y, scale * out.z, scale * out.w);
-      CUTE_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
-        const float weight = Arch::exp2(stat[i].x - max);
-        sum += weight * stat[i].y;
-        out.x += weight * part[i].x;
-        out.y += weight * part[i].y;
-        out.z += weight * part[i].z;
-        out.w += weight * part[i].w;
-      }
-    }
+    auto [max, sum, out] = Parts::template merge<kIsSameLaunch>(params, first_part, num_active, row, col);
     if (out_row >= sequence.seqlen_q) {
       sum = 0.f;
       out = make_float4(0.f, 0.f, 0.f, 0.f);  // it may be NaN
@@ -160,16 +115,6 @@ struct SplitEpilogue {
       *reinterpret_cast<uint2 *>(Base::out_at(params, tile, sequence, out_row) + col) = make_uint2(
           arch::pack<Element>(out.x * inverse, out.y * inverse), arch::pack<Element>(out.z * inverse, out.w * inverse));
     if (params.softmax_lse && col == 0) *Base::lse_at(params, tile, sequence, out_row) = SoftmaxState::lse(max, sum);
-  }
-
- private:
-  template <bool kIsSameLaunch, class T>
-  SDPA_DEVICE static T load(const T *address) {
-    if constexpr (kIsSameLaunch) {
-      return Arch::load_device(address);
-    } else {
-      return *address;
-    }
   }
 };
 

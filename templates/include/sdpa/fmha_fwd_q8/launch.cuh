@@ -39,7 +39,8 @@ Status can_implement(const sdpa_params &p) {
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d: this kernel takes sums below 2^31 - 256",
                        p.seqlen_q, p.seqlen_k);
   if constexpr (Traits::kIsSplit) {
-    const Status status = check_split(p, num_tiles<Traits>(p), Traits::kBlockM);
+    Status status = check_split(p, num_tiles<Traits>(p));
+    if (status.ok()) status = check_packed_heads(p, Traits::kBlockM);
     if (!status.ok()) return status;
   }
   for (const int64_t ctas : {num_ctas<Traits>(p), num_quantized_tiles<Traits>(p)})

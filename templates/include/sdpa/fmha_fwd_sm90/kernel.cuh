@@ -7,7 +7,7 @@
 // run time, and take lengths, packed sequences, a window and sinks. Where sequences have lengths, some tiles lie beyond
 // theirs, and each has a CTA of its own (grid.hpp). Those with two consumers have a function for each kind of mask, so
 // that none has to keep registers for the others, and a variant with dropout. What a boolean mask hides is found ahead
-// (mask_blocks.cuh).
+// (mask_blocks.cuh). CTAs of split kernels share the keys of a tile (split.cuh).
 //
 // One warp loads tiles by TMA (tile_load.cuh); two or three warpgroups compute 64 rows each with wgmma (mainloop.cuh) and
 // store them (epilogue.cuh). They meet at the barriers of pipeline.cuh, never at one of the whole CTA. kernel_traits.cuh
@@ -17,6 +17,7 @@
 #include "sdpa/fmha_fwd_sm90/epilogue.cuh"
 #include "sdpa/fmha_fwd_sm90/mainloop.cuh"
 #include "sdpa/fmha_fwd_sm90/mask_blocks.cuh"
+#include "sdpa/fmha_fwd_sm90/split.cuh"
 #include "sdpa/fmha_fwd_sm90/tile_load.cuh"
 
 namespace sdpa::fmha_fwd_sm90 {
@@ -31,7 +32,13 @@ struct Kernel {
     SharedStorage &smem = *reinterpret_cast<SharedStorage *>(Arch::dynamic_smem());
     if constexpr (Traits::kIsGeneral) {
       const WorkTile tile = Traits::work_tile(params, static_cast<uint32_t>(Arch::block_idx()));
-      if (tile.m_block * Traits::kBlockM >= Sequence::make(params, tile.bidb).num_rows) return;
+      const Sequence sequence = Sequence::make(params, tile.bidb);
+      if (tile.m_block * Traits::kBlockM >= sequence.num_rows) return;
+      if constexpr (Traits::kIsSplit) {  // the first split of a tile without keys writes zeros
+        Arch::let_next_launch_begin();
+        const KeySplit split = key_split<Traits>(params, sequence, tile.m_block);
+        if (split.index > 0 && split.index >= split.num_active) return;
+      }
     }
     const int warp = static_cast<int>(Arch::uniform(static_cast<uint32_t>(Arch::thread_idx() / 32)));
     if (Arch::thread_idx() == 0) init_barriers<Traits>(smem);
@@ -71,7 +78,7 @@ struct Kernel {
     for (uint32_t index = static_cast<uint32_t>(Traits::cluster_idx()); index < params.num_tiles;
          index = next_tile(params, index, !is_odd(producer.slot_q))) {
       const WorkTile tile = Traits::work_tile(params, index);
-      const Sequence sequence = Sequence::make(params, tile.bidb);
+      const Sequence sequence = sequence_of<Traits>(params, tile);
       producer.run(params, tile, sequence, key_range<ClusterTile<Traits>>(params, sequence, tile.m_block));
       if constexpr (!Traits::kTakesTurns) break;
     }
@@ -91,7 +98,7 @@ struct Kernel {
         slot.index = static_cast<int>(Arch::uniform(static_cast<uint32_t>(slot.index)));
       }
       const WorkTile tile = Traits::work_tile(params, index);
-      const Sequence sequence = Sequence::make(params, tile.bidb);
+      const Sequence sequence = sequence_of<Traits>(params, tile);
       const KeyRange keys = key_range<ClusterTile<Traits>>(params, sequence, tile.m_block);
       const KeyRange own =
           key_range<WarpgroupTile<Traits>>(params, sequence, Traits::warpgroup_idx(tile.m_block, consumer));
@@ -110,6 +117,9 @@ struct Kernel {
                                 same_sequence = Sequence::make(params, same_tile.bidb);
                                 if (params.sinks.data != nullptr) sink = sink_of(params.sinks, same_tile.bidh);
                               });
+        if constexpr (Traits::kIsSplit) {
+          if (SplitPart<Traits>::store(params, consumer, same_tile, same_sequence, tOrO, softmax)) break;
+        }
         Epilogue<Traits>::store(params, smem, consumer, same_tile, same_sequence, sink, tOrO, softmax);
       } else {
         Mainloop<Traits>::run(params, smem, consumer, index, tile, sequence, keys, own, slot_q, slot, tOrO, softmax,

@@ -16,6 +16,7 @@
 
 #include "sdpa/arch/target_sm90.hpp"
 #include "sdpa/attention/key_range.cuh"
+#include "sdpa/attention/key_split.cuh"
 #include "sdpa/fmha_fwd_sm90/grid.hpp"
 #include "sdpa/fmha_fwd_sm90/params.hpp"
 
@@ -28,7 +29,7 @@ inline constexpr int kWarpgroup = 128;        // threads
 inline constexpr int kWarpgroupRows = 64;     // query rows of a wgmma
 inline constexpr int kWarpRows = 16;          // of these, a warp's
 
-// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kCluster, kIsCausal, kIsGeneral, kHasDropout, kMask.
+// Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kCluster, kIsCausal, kIsGeneral, kHasDropout, kIsSplit, kMask.
 template <class Config>
 struct KernelTraits : Config {
   using Config::kBlockM;
@@ -38,12 +39,15 @@ struct KernelTraits : Config {
   using Config::kHeadDim;
   using Config::kIsCausal;
   using Config::kIsGeneral;
+  using Config::kIsSplit;
   using Config::kMask;
   using Config::kStages;
   using typename Config::Arch;
   using typename Config::Element;
-  using Params = std::conditional_t<kIsGeneral, fmha_fwd_sm90::GeneralParams<typename Arch::TensorMap>,
-                                    fmha_fwd_sm90::Params<typename Arch::TensorMap>>;
+  using TensorMap = typename Arch::TensorMap;
+  using Params = std::conditional_t<
+      kIsSplit, fmha_fwd_sm90::SplitParams<TensorMap>,
+      std::conditional_t<kIsGeneral, fmha_fwd_sm90::GeneralParams<TensorMap>, fmha_fwd_sm90::Params<TensorMap>>>;
   static constexpr bool kHasMask = kMask != MaskKind::kNone;
   static constexpr bool kHasBias = kMask == MaskKind::kBias16 || kMask == MaskKind::kBias32;
   static constexpr bool kLeavesBlocksOut = kMask == MaskKind::kBool;  // that the mask hides from all rows of a tile
@@ -72,6 +76,7 @@ struct KernelTraits : Config {
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(!kIsCausal || !kIsGeneral, "a general kernel learns at run time whether it is causal");
+  static_assert(!kIsSplit || (kIsGeneral && !kHasMask && !kHasDropout), "split kernels are general, without masks");
   static_assert((!kHasMask && !kHasDropout) || (kIsGeneral && kConsumers == 2),
                 "masks and dropout are a general kernel's, and take registers that three consumers do not have");
   static_assert(!kHasMask || kAccumulatorRegisters <= 160, "larger accumulators leave no registers for masks");
@@ -79,8 +84,8 @@ struct KernelTraits : Config {
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 16 == 0 && kHeadDim <= 256, "steps of wgmma");
   static_assert(kAccumulatorRegisters <= (kConsumers == 3 ? 132 : 200), "S, P and O are in registers at once");
 
-  // Whether a CTA may compute several tiles. What a mask leaves of a tile is not known here.
-  static constexpr bool kTakesTurns = !kHasMask;
+  // Whether a CTA may compute several tiles. What a mask leaves of a tile is not known here; a split has a part of one.
+  static constexpr bool kTakesTurns = !kHasMask && !kIsSplit;
   // A general kernel that does has no registers to keep what is the same for all of its tiles.
   static constexpr bool kKeepsNothing = kIsGeneral && kTakesTurns;
 
@@ -90,6 +95,7 @@ struct KernelTraits : Config {
   }
 
   SDPA_DEVICE static WorkTile work_tile(const Params &params, uint32_t index) {
+    if constexpr (kIsSplit) index = static_cast<uint32_t>(params.num_splits.div(static_cast<int>(index)));
     if constexpr (kIsGeneral) {
       if (params.window_right < 0)  // rows see as many keys behind them as there are
         return params.scheduler.template tile<false, kHasMask, CausalOrder::kLongestFirst>(static_cast<int>(index));
@@ -210,6 +216,22 @@ template <class Tile>
 SDPA_DEVICE KeyRange key_range(const typename Tile::Params &params, const Sequence &sequence, int m_block) {
   if (Tile::kIsGeneral && m_block * Tile::kBlockM >= sequence.seqlen_q) return {0, 0, 0, 0};
   return KeyRange::make<Tile>(params, sequence, m_block);
+}
+
+// A CTA's share of the keys of the tile at `m_block`.
+template <class Traits>
+SDPA_DEVICE KeySplit key_split(const typename Traits::Params &params, const Sequence &sequence, int m_block) {
+  const int index = params.num_splits.rem(Traits::Arch::block_idx_again());
+  return KeySplit::make(index, params.num_splits.divisor, key_range<Traits>(params, sequence, m_block));
+}
+
+// The lengths that a CTA works on; of a split, as if its share of the keys were all there are.
+template <class Traits>
+SDPA_DEVICE Sequence sequence_of(const typename Traits::Params &params, const WorkTile &tile) {
+  const Sequence sequence = Sequence::make(params, tile.bidb);
+  if constexpr (Traits::kIsSplit)
+    return key_split<Traits>(params, sequence, tile.m_block).template of<Traits>(sequence);
+  return sequence;
 }
 
 // Accumulator of a wgmma ((2, 2, N / 8), 1, 1) → (rows, cols) = (2, (2, N / 8))

@@ -71,6 +71,10 @@ Status can_implement(const sdpa_params &p) {
   if (p.seqlen_q > INT_MAX - 2 * Traits::kBlockM || p.seqlen_k > INT_MAX - 2 * Traits::kBlockN)
     return make_status(SDPA_NOT_SUPPORTED, "seqlen_q %d and seqlen_k %d must be below 2^31 - 512", p.seqlen_q,
                        p.seqlen_k);
+  if constexpr (Traits::kIsSplit) {
+    const Status status = check_split(p, num_tiles<Traits>(p));
+    if (!status.ok()) return status;
+  }
   if (num_tiles<Traits>(p) > INT_MAX / Traits::kCluster)
     return make_status(
         SDPA_NOT_SUPPORTED, "batch %d, num_heads_q %d and seqlen_q %d make %lld CTAs; one launch has at most %d",
@@ -202,6 +206,27 @@ uint64_t workspace_bytes(const sdpa_params &p) {
   return static_cast<uint64_t>(num_mask_groups(mask_blocks<Traits>(p), p.batch)) * sizeof(uint4);
 }
 
+// ---- parts of a split kernel ----
+
+template <class Traits>
+int64_t num_part_rows(const sdpa_params &p) {
+  return num_tiles<Traits>(p) * p.num_splits * Traits::kBlockM;
+}
+
+template <class Traits>
+uint64_t split_workspace_bytes(const sdpa_params &p) {
+  if (p.num_splits <= 1) return 0;
+  return static_cast<uint64_t>(num_part_rows<Traits>(p)) * (Traits::kHeadDim * sizeof(float) + sizeof(float2));
+}
+
+template <class Traits>
+void set_splits(typename Traits::Params &params, const sdpa_params &p) {
+  params.num_splits = cutlass::FastDivmod(p.num_splits);
+  params.num_tiles = params.num_ctas = params.num_tiles * static_cast<uint32_t>(p.num_splits);
+  params.partial_out = static_cast<float *>(p.workspace);
+  params.partial_stats = reinterpret_cast<float2 *>(params.partial_out + num_part_rows<Traits>(p) * Traits::kHeadDim);
+}
+
 template <class Traits>
 Status to_general_params(typename Traits::Params &params, const sdpa_params &p) {
   set_general_params<Traits>(params, p);
@@ -231,6 +256,7 @@ Status to_general_params(typename Traits::Params &params, const sdpa_params &p) 
     status = make_ragged_map<Traits>(params.map_out, step_out, params.ragged_out, "out", p.out, p.head_dim_v,
                                      p.out_stride, extents.q, kWarpRows);
   set_grid<Traits>(params, p, Traits::Arch::num_sms());
+  if constexpr (Traits::kIsSplit) set_splits<Traits>(params, p);
   if (Traits::kHasMask && p.mask_stride[0] == 0 && p.mask_stride[1] != 0) params.scheduler.take_batches_first(p.batch);
   return status;
 }
@@ -257,13 +283,14 @@ Status to_params(typename Traits::Params &params, const sdpa_params &p) {
   return status;
 }
 
-// A compiled function, what it was compiled for, and one that is launched ahead of it where its Params ask for that.
+// A compiled function, what it was compiled for, and another one that the problem may ask for: ahead of a kernel for
+// boolean masks the one that finds their blocks, behind a split kernel the one that merges parts.
 template <class Traits_, void (*kKernel_)(typename Traits_::Params),
-          void (*kFirst_)(typename Traits_::Params) = nullptr>
+          void (*kOther_)(typename Traits_::Params) = nullptr>
 struct Function {
   using Traits = Traits_;
   static constexpr auto kKernel = kKernel_;
-  static constexpr auto kFirst = kFirst_;
+  static constexpr auto kOther = kOther_;
 };
 
 template <class Function>
@@ -280,12 +307,19 @@ Status launch_function(const sdpa_params &p, void *stream) {
   if constexpr (Traits::kLeavesBlocksOut) {
     if (status.ok() && params.mask_blocks.words != nullptr)
       status =
-          Traits::Arch::launch(Function::kFirst, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),
+          Traits::Arch::launch(Function::kOther, Traits::kFacts.name, num_mask_groups(params.mask_blocks, p.batch),
                                Traits::kThreads, sizeof(typename MaskBlocks<Traits>::SharedStorage), params, stream);
   }
   if (!status.ok()) return status;
-  return Traits::Arch::template launch_clusters<Traits::kCluster>(
+  status = Traits::Arch::template launch_clusters<Traits::kCluster>(
       Function::kKernel, Traits::kFacts.name, params.num_ctas, Traits::kThreads, Traits::kSmemBytes, params, stream);
+  if constexpr (Traits::kIsSplit) {
+    if (status.ok() && p.num_splits > 1)
+      status = Traits::Arch::launch_early(Function::kOther, Traits::kFacts.name,
+                                          num_tiles<Traits>(p) * SplitMerge<Traits>::kCtasPerTile, Traits::kThreads,
+                                          params, stream);
+  }
+  return status;
 }
 
 // Launches the function for the problem's kind of mask.
@@ -308,6 +342,7 @@ constexpr uint64_t takes() {
   if constexpr (!Traits::kIsGeneral) return bits | (Traits::kIsCausal ? SDPA_TAKES_CAUSAL : SDPA_TAKES_FULL);
   bits |= SDPA_TAKES_FULL | SDPA_TAKES_CAUSAL | SDPA_TAKES_LENGTHS | SDPA_TAKES_PACKED | SDPA_TAKES_WINDOW |
           SDPA_TAKES_SINKS;
+  if (Traits::kIsSplit) bits |= SDPA_TAKES_SPLITS;
   for (const MaskKind mask : {Traits::kMask, Others::Traits::kMask...}) {
     if (mask == MaskKind::kBool) bits |= SDPA_TAKES_BOOL;
     if (mask == MaskKind::kBias16) bits |= SDPA_TAKES_BIAS16;
@@ -321,7 +356,7 @@ constexpr uint64_t takes() {
 template <class First, class... Others, int kNumDetails>
 KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   using Traits = typename First::Traits;
-  static_assert(sizeof...(Others) + (sizeof...(Others) > 0) < kMaxFunctions);
+  static_assert(sizeof...(Others) + (sizeof...(Others) > 0 || Traits::kIsSplit) < kMaxFunctions);
   static_assert(Traits::kFacts.takes == takes<Traits, Others...>(),
                 "the generator and the kernel disagree on what it takes");
   static_assert(Traits::kFacts.head_dim == Traits::kHeadDim);
@@ -329,14 +364,15 @@ KernelRow make_row(const sdpa_detail (&details)[kNumDetails]) {
   row.info.smem_bytes = Traits::kSmemBytes;
   row.info.ctas_per_sm = Traits::kCtasPerSm;
   row.can_implement = can_implement<Traits>;
-  row.workspace_bytes = workspace_bytes<Traits>;
-  row.is_workspace_optional = true;
+  row.workspace_bytes = Traits::kIsSplit ? split_workspace_bytes<Traits> : workspace_bytes<Traits>;
+  row.is_workspace_optional = !Traits::kIsSplit;
   row.launch = launch<First, Others...>;
   row.functions[0] = reinterpret_cast<const void *>(First::kKernel);
   int index = 1;
   ((row.functions[index++] = reinterpret_cast<const void *>(Others::kKernel)), ...);
-  const void *const first[] = {nullptr, reinterpret_cast<const void *>(Others::kFirst)...};
-  for (const void *function : first)
+  const void *const others[] = {reinterpret_cast<const void *>(First::kOther),
+                                reinterpret_cast<const void *>(Others::kOther)...};
+  for (const void *function : others)
     if (function != nullptr) row.functions[index++] = function;
   row.threads = Traits::kThreads;
   return row;

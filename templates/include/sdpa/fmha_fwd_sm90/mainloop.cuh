@@ -122,7 +122,7 @@ struct Mainloop {
         if constexpr (Traits::kIsGeneral) {  // there are no registers to keep the sequence for the loop
           const WorkTile tile = Traits::work_tile_again(params, index);
           const int row = tile.m_block * Traits::kBlockM + consumer * kWarpgroupRows;
-          const Sequence same_sequence = Sequence::make(params, tile.bidb);
+          const Sequence same_sequence = sequence_of<Traits>(params, tile);
           if constexpr (Traits::kHasMask) {
             apply_mask<OwnTile>(scores, tScS, row, n_block * kBlockN, params, same_sequence);
           } else {

@@ -1,5 +1,6 @@
 // What a launch of the sm_90 kernels hands to its CTAs: the tensors as TMA descriptors, sizes, and the scheduler.
-// Made from the C ABI's sdpa_params by launch.cuh. Plain kernels take Params, general ones GeneralParams.
+// Made from the C ABI's sdpa_params by launch.cuh. Plain kernels take Params, general ones GeneralParams, split ones
+// SplitParams.
 #pragma once
 
 #include "sdpa/arch/target_sm90.hpp"
@@ -55,6 +56,14 @@ template <class TensorMap>
 struct GeneralParams : Params<TensorMap, sdpa::GeneralParams> {
   RaggedSteps ragged_q, ragged_k, ragged_v, ragged_out;
   MaskBlocksRef mask_blocks;
+};
+
+// Where the CTAs that share a tile's keys leave their parts; see split.cuh.
+template <class TensorMap>
+struct SplitParams : GeneralParams<TensorMap> {
+  cutlass::FastDivmod num_splits;  // those of a tile follow each other in the grid
+  float *partial_out;              // [tiles][num_splits][kBlockM][kHeadDim]
+  float2 *partial_stats;           // [tiles][num_splits][kBlockM]: row_max in log2 units, row_sum
 };
 
 }  // namespace sdpa::fmha_fwd_sm90

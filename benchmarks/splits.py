@@ -1,0 +1,212 @@
+"""Chunks of a prompt next to its keys, which make too few tiles for the card, in one process on a GPU.
+
+    python -m benchmarks.splits
+    python -m benchmarks.splits --every-number --json benchmarks/results/splits/FILE.json
+
+A problem is a prompt's latest queries, causal at the bottom right, in the heads that one of several GPUs has,
+or a few rows that see all keys. The cheapest split kernel of each family by its cost model takes part, with
+the number of splits that the model gives it, and the cheapest kernel that does not split, beside torch's
+flash and cuDNN; with --every-number also Hopper's split kernels with other numbers. All take turns, replay by
+replay (sdpa_cutlass/cli/timing.py). Times are in microseconds. Outputs are compared with the chosen kernel's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sdpa_cutlass import AttentionPlan, explain, plan
+from sdpa_cutlass.choice.cost.fmha_fwd_sm90 import FmhaFwdSm90
+from sdpa_cutlass.cli import environment
+from sdpa_cutlass.cli.results import write_atomically
+from sdpa_cutlass.cli.timing import Contestant, time_on_gpu
+from sdpa_cutlass.errors import SdpaError
+from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.problem import Causal
+
+FORMAT = 1
+BUDGET_S = 0.06
+TOLERANCE = 0.01  # between kernels: another order of sums
+NUMBERS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+MOST_CTAS = 5 * 132
+
+Sizes = tuple[int, int, int, int, int, int, bool]
+"""B, Hq, Hkv, Sq, Sk, D, causal"""
+
+PROBLEMS: tuple[Sizes, ...] = (
+    *((1, 8, 1, rows, keys, 128, True) for rows in (128, 512, 1024) for keys in (4096, 16384, 65536)),
+    *((1, 32, 8, rows, keys, 128, True) for rows in (128, 256) for keys in (8192, 32768)),
+    *((1, 8, 8, rows, 16384, 64, causal) for rows in (192, 512) for causal in (False, True)),
+    *((1, heads, heads, 300, 8192, d, False) for heads in (4, 12) for d in (64, 80, 96, 160, 192, 256)),
+    *((2, 4, 2, 512, 12000, head_dim, True) for head_dim in (80, 96, 160, 192, 256)),
+    (8, 1, 1, 565, 14161, 96, False),
+    (4, 8, 2, 292, 8186, 72, False),
+    (1, 5, 5, 2048, 2048, 128, False),
+    (1, 2, 2, 4096, 4096, 64, True),
+    (1, 1, 1, 24201, 24201, 168, True),
+    (1, 1, 1, 18014, 18014, 248, False),
+    (1, 1, 1, 32768, 32768, 64, True),
+    (1, 1, 1, 30684, 30684, 72, True),
+    (4, 20, 10, 128, 16384, 256, False),
+    (7, 20, 10, 128, 8192, 128, False),
+    (1, 16, 16, 1280, 4096, 64, False),
+    (1, 29, 29, 70, 38335, 216, False),
+    (8, 2, 2, 145, 65536, 240, False),
+    (2, 4, 4, 90, 25411, 128, False),
+    (2, 44, 44, 29, 43455, 48, False),
+    (1, 28, 28, 55, 41170, 128, False),
+    (16, 11, 11, 21, 16384, 80, False),
+    (1, 10, 10, 287, 41497, 168, False),
+)  # fmt: skip
+
+
+def name_of(sizes: Sizes) -> str:
+    """As results name them."""
+    batch, heads, heads_kv, rows, keys, head_dim, causal = sizes
+    return f"b{batch}_h{heads}x{heads_kv}_q{rows}_k{keys}_d{head_dim}" + ("_causal" if causal else "")
+
+
+@contextlib.contextmanager
+def splits_of_hopper(number: int | None) -> Iterator[None]:
+    """Plans that are made meanwhile have this number, not the cost model's."""
+    if number is None:
+        yield
+        return
+    cost = FmhaFwdSm90.cost
+    with mock.patch.object(FmhaFwdSm90, "cost", lambda self, problem: (cost(self, problem)[0], number)):
+        yield
+
+
+def cheapest(ranked: Sequence[Any], belongs: Callable[[KernelInfo], bool]) -> str | None:
+    """The first kernel of a ranking that belongs."""
+    return next((one.kernel.name for one in ranked if one.refusal is None and belongs(one.kernel)), None)
+
+
+def is_hopper(kernel: KernelInfo) -> bool:
+    """Of the family for sm_90."""
+    return kernel.family is Family.FMHA_FWD_SM90
+
+
+def contestant(made: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Contestant:
+    """Runs of the plan, all into one output."""
+    out = torch.empty_like(q)
+
+    def call(_: int) -> torch.Tensor:
+        made.run(q, k, v, out)
+        return out
+
+    return Contestant(call, contextlib.nullcontext, 1)
+
+
+def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Contestant]:
+    """torch's flash and cuDNN, heads repeated ahead where they would not take groups."""
+    flash, cudnn = torch.ops.aten._flash_attention_forward, torch.ops.aten._cudnn_attention_forward
+    rows, keys = q.shape[2], k.shape[2]
+    bshd = tuple(x.transpose(1, 2).contiguous() for x in (q, k, v))
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "torch_flash": lambda: flash(*bshd, None, None, rows, keys, 0.0, causal, False)[0],
+    }
+    if not causal:  # its causal masks are aligned at the top left
+        calls["torch_cudnn"] = lambda: cudnn(q, k, v, None, None, None, rows, keys, False, 0.0, False, False)[
+            0
+        ]
+    return {name: Contestant(lambda _, call=call: call(), torch.no_grad, 1) for name, call in calls.items()}  # type: ignore[misc]
+
+
+def measure(sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool) -> dict[str, Any]:
+    """Times by contestant, their kernels and numbers of splits, failures, and how far outputs are apart."""
+    batch, heads, heads_kv, rows, keys, head_dim, causal = sizes
+    generator = torch.Generator(device="cuda").manual_seed(keys + head_dim)
+    q = torch.randn(batch, heads, rows, head_dim, dtype=dtype, device="cuda", generator=generator)
+    k, v = (
+        torch.randn(batch, heads_kv, keys, head_dim, dtype=dtype, device="cuda", generator=generator)
+        for _ in "kv"
+    )
+    align = Causal.BOTTOM_RIGHT if causal else None
+    ranked = explain(q, k, v, causal=align).candidates
+    hopper = [
+        one.kernel for one in ranked if one.refusal is None and one.kernel.is_split and is_hopper(one.kernel)
+    ]
+    asked: dict[str, tuple[str | None, int | None]] = {
+        "chosen": (None, None),
+        "hopper_split": (hopper[0].name if hopper else None, None),
+        "split": (cheapest(ranked, lambda kernel: kernel.is_split and not is_hopper(kernel)), None),
+        "whole": (cheapest(ranked, lambda kernel: not kernel.is_split), None),
+    }
+    if every_number:
+        asked |= {
+            f"{kernel.name} {number}": (kernel.name, number)
+            for kernel in hopper
+            for number in NUMBERS
+            if kernel.head_dim == hopper[0].head_dim
+            and -(-rows // kernel.block_m) * batch * heads * number <= MOST_CTAS
+            and 64 * number <= keys
+        }
+    plans: dict[str, AttentionPlan] = {}
+    failures: dict[str, str] = {}
+    for name, (kernel, number) in asked.items():
+        if kernel is None and name != "chosen":
+            continue
+        try:
+            with splits_of_hopper(number):
+                plans[name] = plan(q, k, v, causal=align, kernel=kernel)
+        except SdpaError as error:
+            failures[name] = str(error)
+    apart, first = {}, None
+    for name, made in plans.items():
+        out = torch.full_like(q, float("nan"))
+        made.run(q, k, v, out)
+        first = out.float() if first is None else first
+        apart[name] = float((out.float() - first).abs().max())
+    timings = time_on_gpu(
+        {name: contestant(made, q, k, v) for name, made in plans.items()} | peers(q, k, v, causal),
+        budget_s=BUDGET_S,
+        max_replays=repeats,
+        failed=lambda name, error: failures.update({name: str(error)}),
+    )
+    return {
+        "problem": name_of(sizes), "sizes": sizes, "apart": apart, "failures": failures,
+        "times_us": {name: timing.gpu_us for name, timing in timings.items()},
+        "kernels": {name: made.kernel.name for name, made in plans.items()},
+        "num_splits": {name: made._plan.num_splits for name, made in plans.items()},
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the head of this file. Exit status 1 when kernels disagree."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--every-number", action="store_true")
+    parser.add_argument("--dtype", choices=("f16", "bf16"), default="f16")
+    parser.add_argument("--repeats", type=int, default=30, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU")
+    dtype = torch.float16 if given.dtype == "f16" else torch.bfloat16
+    found, disagree = [], False
+    for sizes in PROBLEMS:
+        row = measure(sizes, dtype, given.repeats, given.every_number)
+        found.append(row)
+        differs = {name: apart for name, apart in row["apart"].items() if not apart <= TOLERANCE}
+        disagree |= bool(differs)
+        times = "  ".join(f"{name} {us:.1f}" for name, us in row["times_us"].items())
+        print(f"{row['problem']:34} {row['kernels'].get('chosen')}\n    {times}", flush=True)
+        for name, why in (*differs.items(), *row["failures"].items()):
+            print(f"    {name}: {why}")
+    if given.json:
+        record = {"format": FORMAT, "env": environment.record(torch.device("cuda", 0)), "rows": found}
+        write_atomically(given.json, json.dumps(record, indent=1) + "\n")
+    return int(disagree)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
