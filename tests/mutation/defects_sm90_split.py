@@ -55,8 +55,8 @@ HOPPER_SPLITS: tuple[Mutant, ...] = (
         "only_part_left_as_well",
         "tile.m_block).num_active <= 1) return false;",
         "tile.m_block).num_active < 1) return false;",
-        "a part that is alone is left in the workspace, and nobody merges it",
-        Check.OUTSIDE,
+        "a part that is alone is left in the workspace, where none was asked for",
+        Check.GUARD_PAGES,
     ),
     _split(
         "statistics_in_the_parts",
