@@ -256,6 +256,32 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
     assert several > 100
 
 
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 192, 256])
+def test_chunks_of_prompts_in_few_heads_are_split_on_hopper(head_dim: int) -> None:
+    """512 rows in the heads that one of eight GPUs has: by its own kernels, and not where tiles are many."""
+    for keys in (8192, 65536):
+        chunk = made_problem(
+            num_heads_kv=1, seqlen_q=512, seqlen_k=keys, head_dim=head_dim, causal=Causal.BOTTOM_RIGHT
+        )
+        kernel, cost = select.ranking(library(Target.HOST), chunk, Family.FMHA_FWD, H200)[0]
+        assert kernel.family is Family.FMHA_FWD_SM90
+        assert cost.num_splits > 1
+        many = dataclasses.replace(chunk, batch=12)
+        assert select.ranking(library(Target.HOST), many, Family.FMHA_FWD, H200)[0][1].num_splits <= 1
+
+
+def test_causal_tiles_that_fill_a_hopper_gpu_are_not_split() -> None:
+    """They are dealt out evenly as they are. Where they leave SMs idle they are split all the same."""
+    for rows, splits in ((24201, False), (12000, True)):
+        task = made_problem(
+            num_heads_q=1, num_heads_kv=1, seqlen_q=rows, seqlen_k=rows, head_dim=168, causal=Causal.TOP_LEFT
+        )
+        found = select.ranking(library(Target.HOST), task, Family.FMHA_FWD, H200)
+        hopper = [cost for kernel, cost in found if kernel.is_split and kernel.family is Family.FMHA_FWD_SM90]
+        assert hopper
+        assert any(cost.num_splits > 1 for cost in hopper) == splits
+
+
 # ---- asking ----
 
 

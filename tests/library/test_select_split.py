@@ -192,18 +192,6 @@ def test_one_row_of_many_heads_takes_the_least_tile(card: DeviceInfo) -> None:
     assert not first(problem(32, 16, 16, 1, 4096, 64), card)[0].is_split  # there is a plain tile of 16 rows
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 192, 256])
-def test_chunks_of_prompts_in_few_heads_are_split_on_hopper(head_dim: int) -> None:
-    """512 rows in the heads that one of eight GPUs has: by its own kernels, and not where tiles are many."""
-    for keys in (8192, 65536):
-        chunk = problem(1, 8, 1, 512, keys, head_dim, causal=Causal.BOTTOM_RIGHT)
-        kernel, num_splits = first(chunk, CARDS[0])
-        assert kernel.family is Family.FMHA_FWD_SM90
-        assert num_splits > 1
-        many = dataclasses.replace(chunk, batch=12)
-        assert first(many, CARDS[0])[1] <= 1
-
-
 @cards
 def test_the_number_of_splits_is_one_that_the_library_takes(card: DeviceInfo) -> None:
     sizes = itertools.product((1, 3, 40, 2000), ((1, 1), (8, 2), (32, 1)), (1, 5, 100), (1, 33, 1000, 10**6))

@@ -307,6 +307,22 @@ PYTHON = (
         tests="tests/library/test_choice.py::test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win",
     ),
     PythonMutant(
+        name="hopper_never_splits",
+        defect="chunks of prompts leave most SMs of a Hopper GPU idle",
+        file="choice/cost/fmha_fwd_sm90.py",
+        old="return min((cost, 1), self._cost_of_splits(problem)) if self._is_narrow else (cost, 1)",
+        new="return cost, 1",
+        tests="tests/library/test_choice.py::test_chunks_of_prompts_in_few_heads_are_split_on_hopper",
+    ),
+    PythonMutant(
+        name="causal_tiles_that_fill_the_card_are_split",
+        defect="long causal problems pay for parts that nothing is gained by",
+        file="choice/cost/fmha_fwd_sm90.py",
+        old="if tiles > sms and 4 * mean < 3 * longest:",
+        new="if False:",
+        tests="tests/library/test_choice.py::test_causal_tiles_that_fill_a_hopper_gpu_are_not_split",
+    ),
+    PythonMutant(
         name="the_last_block_is_not_quantised_again",
         defect="what is appended begins a block, whatever the last one holds",
         file="call/quantized.py",

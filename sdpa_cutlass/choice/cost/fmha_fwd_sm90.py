@@ -170,6 +170,8 @@ class FmhaFwdSm90(Model):
         self._full_card_loss = _FULL_CARD_LOSS + (_UNALIGNED_LOSS if self._is_unaligned else 0)
         rates = _UNALIGNED_Q_BYTES_PER_CLOCK if self._is_unaligned else _Q_BYTES_PER_CLOCK
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
+        # There is a split kernel for each multiple of 64 columns, in the longest pieces; others have more.
+        self._is_narrow = kernel.head_dim <= ceil_div(max(problem.head_dim, problem.head_dim_v), 64) * 64
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE
 
@@ -223,7 +225,7 @@ class FmhaFwdSm90(Model):
         cost *= self._pair_factor(problem)
         if not kernel.is_split:
             return cost, 0
-        return min((cost, 1), self._cost_of_splits(problem))
+        return min((cost, 1), self._cost_of_splits(problem)) if self._is_narrow else (cost, 1)
 
     def _cost_of_splits(self, problem: Problem) -> tuple[float, int]:
         """Of the numbers of CTAs for each tile with which some waves are full, the one that costs least.
@@ -275,9 +277,8 @@ class FmhaFwdSm90(Model):
         return least, best
 
     def may_split(self, rows: int, heads: int) -> bool:
-        return self.kernel.is_split and 2 * ceil_div(rows, self.kernel.block_m) * heads <= (
-            MOST_WAVES * self.device.sms
-        )
+        tiles = ceil_div(rows, self.kernel.block_m) * heads
+        return self.kernel.is_split and self._is_narrow and 2 * tiles <= MOST_WAVES * self.device.sms
 
     def _takes_turns(self, problem: Problem) -> bool:
         """Whether a general kernel's CTAs take several tiles, as launch.cuh decides."""
@@ -289,7 +290,8 @@ class FmhaFwdSm90(Model):
         return min(left, right) >= 0 and left + right + self.kernel.block_m <= _LONGEST_WINDOW_IN_TURN
 
     def leaves_rows_out(self, seqlen_q: int) -> bool:
-        return self.kernel.is_general and -seqlen_q % self.kernel.block_m >= _WARPGROUP_ROWS
+        is_general = self.kernel.is_general and not self.kernel.is_split  # there is one of either kind
+        return is_general and -seqlen_q % self.kernel.block_m >= _WARPGROUP_ROWS
 
     def _m_blocks(self, problem: Problem) -> int:
         """CTAs of a head; those of a cluster come together."""
