@@ -75,6 +75,13 @@ HOPPER_SPLITS: tuple[Mutant, ...] = (
         header="fmha_fwd_sm90/launch.cuh",
     ),
     _split(
+        "leaves_before_the_launch_ahead",
+        "    Arch::wait_for_launch_ahead();\n    if (row",
+        "    if (row",
+        "parts are read, and the next launch begins, before all CTAs have left theirs",
+        Check.RULES,
+    ),
+    _split(
         "merges_behind_its_tile",
         "if (row >= Traits::kBlockM || first_row",
         "if (first_row",

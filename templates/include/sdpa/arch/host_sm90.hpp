@@ -3,7 +3,9 @@
 // Tensor maps, descriptors, atoms and layouts are CuTe's and the same as on a GPU; only the instructions differ.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <type_traits>
 
 #include <cute/arch/copy_sm90.hpp>
@@ -163,13 +165,24 @@ struct HostSm90 : Host {
     return simt::launch(kernel, name, num_clusters * kNumCtas, threads, smem_bytes, params, /*smem_alignment=*/1024,
                         kNumCtas);
   }
+  // Here one launch ends before the next one begins, but that each thread waits is counted, of one launch at a time.
   template <class Params>
   static Status launch_early(void (*kernel)(Params), const char *name, int64_t grid, int threads, const Params &params,
                              void * /*stream*/) {
-    return simt::launch(kernel, name, grid, threads, 0, params);
+    const std::lock_guard<std::mutex> lock(early_launch_);
+    num_waited_.store(0);
+    const Status status = simt::launch(kernel, name, grid, threads, 0, params);
+    const int64_t missing = grid * threads - num_waited_.load();
+    if (!status.ok() || missing == 0) return status;
+    return make_status(SDPA_HOST_CHECK, "kernel %s: %lld threads leave before they have waited for the launch ahead",
+                       name, static_cast<long long>(missing));
   }
-  static void let_next_launch_begin() {}  // here one launch ends before the next one begins
-  static void wait_for_launch_ahead() {}
+  static void let_next_launch_begin() {}
+  static void wait_for_launch_ahead() { ++num_waited_; }
+
+ private:
+  inline static std::mutex early_launch_;
+  inline static std::atomic<int64_t> num_waited_{0};
 };
 
 }  // namespace sdpa::arch

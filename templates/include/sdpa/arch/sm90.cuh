@@ -221,7 +221,8 @@ struct Sm90 : Sm80 {
   }
 
   // ---- a launch that begins before the one ahead of it in its stream has ended ----
-  // Queues one whose CTAs may start once all CTAs of the launch ahead have called let_next_launch_begin.
+  // Queues one whose CTAs may start once all CTAs of the launch ahead have called let_next_launch_begin. Each of its threads
+  // has to wait for that launch: if all had left, whatever the stream has next could begin before that one has ended.
   template <class Params>
   static Status launch_early(void (*kernel)(Params), const char *name, int64_t grid, int threads,
                              const std::remove_const_t<Params> &params, void *stream) {

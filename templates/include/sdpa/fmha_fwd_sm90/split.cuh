@@ -69,10 +69,10 @@ struct SplitMerge {
     const int first_row = tile.m_block * Traits::kBlockM;
     const int index = Arch::block_idx() % kCtasPerTile * Traits::kThreads + Arch::thread_idx();
     const int row = index / Parts::kVectors, col = index % Parts::kVectors * 4;
+    Arch::wait_for_launch_ahead();
     if (row >= Traits::kBlockM || first_row + row >= sequence.num_rows) return;
     const KeySplit split = KeySplit::make(0, num_splits, key_range<Traits>(params, sequence, tile.m_block));
     if (split.num_active <= 1) return;  // its CTA stored it
-    Arch::wait_for_launch_ahead();
 
     auto [max, sum, out] =
         Parts::template merge</*kIsSameLaunch=*/false, kBatch>(params, first_part, split.num_active, row, col);
