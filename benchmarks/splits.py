@@ -106,18 +106,19 @@ def contestant(made: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.T
 
 
 def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Contestant]:
-    """torch's flash and cuDNN, heads repeated ahead where they would not take groups."""
+    """torch's flash, and cuDNN where it has the mask: its causal ones are aligned at the top left."""
     flash, cudnn = torch.ops.aten._flash_attention_forward, torch.ops.aten._cudnn_attention_forward
-    rows, keys = q.shape[2], k.shape[2]
+    sizes = q.shape[2], k.shape[2]
     bshd = tuple(x.transpose(1, 2).contiguous() for x in (q, k, v))
-    calls: dict[str, Callable[[], torch.Tensor]] = {
-        "torch_flash": lambda: flash(*bshd, None, None, rows, keys, 0.0, causal, False)[0],
+    found = {
+        "torch_flash": Contestant(
+            lambda _: flash(*bshd, None, None, *sizes, 0.0, causal, False)[0], torch.no_grad, 1
+        )
     }
-    if not causal:  # its causal masks are aligned at the top left
-        calls["torch_cudnn"] = lambda: cudnn(q, k, v, None, None, None, rows, keys, False, 0.0, False, False)[
-            0
-        ]
-    return {name: Contestant(lambda _, call=call: call(), torch.no_grad, 1) for name, call in calls.items()}  # type: ignore[misc]
+    if not causal:
+        tail = (None, None, None, *sizes, False, 0.0, False, False)
+        found["torch_cudnn"] = Contestant(lambda _: cudnn(q, k, v, *tail)[0], torch.no_grad, 1)
+    return found
 
 
 def measure(sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool) -> dict[str, Any]:
