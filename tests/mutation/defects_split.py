@@ -365,9 +365,10 @@ SPLITS: tuple[Mutant, ...] = (
     ),
     _split(
         "merge_begins_with_a_weight",
-        "float max = SoftmaxState::kNoKey, sum = 0.f;",
-        "float max = SoftmaxState::kNoKey, sum = 1.f;",
+        "Merged merged = {kNoKey, 0.f, ",
+        "Merged merged = {kNoKey, 1.f, ",
         "a row without keys in any split counts as one with a key",
         Check.IDENTITIES,
+        header=_PARTS,
     ),
 )
