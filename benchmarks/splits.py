@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.windows import contestant
 from sdpa_cutlass import AttentionPlan, explain, plan
 from sdpa_cutlass.choice.cost.fmha_fwd_sm90 import FmhaFwdSm90
 from sdpa_cutlass.cli import environment
@@ -92,17 +93,6 @@ def cheapest(ranked: Sequence[Any], belongs: Callable[[KernelInfo], bool]) -> st
 def is_hopper(kernel: KernelInfo) -> bool:
     """Of the family for sm_90."""
     return kernel.family is Family.FMHA_FWD_SM90
-
-
-def contestant(made: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Contestant:
-    """Runs of the plan, all into one output."""
-    out = torch.empty_like(q)
-
-    def call(_: int) -> torch.Tensor:
-        made.run(q, k, v, out)
-        return out
-
-    return Contestant(call, contextlib.nullcontext, 1)
 
 
 def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Contestant]:

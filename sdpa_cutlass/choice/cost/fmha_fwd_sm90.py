@@ -238,6 +238,8 @@ class FmhaFwdSm90(Model):
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         longest = rows.rounds(0, kernel.block_n) if rows else ceil_div(problem.seqlen_k, kernel.block_n)
         mean = rows.all_rounds(kernel.block_n) / rows.count if rows else float(longest)
+        if tiles > sms and 4 * mean < 3 * longest:
+            return math.inf, 1
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         used = min(priced_rows, kernel.block_m)
         idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS
@@ -247,8 +249,6 @@ class FmhaFwdSm90(Model):
         dram = 0.0
         if kv_bytes > self.device.l2_bytes:
             dram = self.device.dram_us(kv_bytes) / _DRAM_SHARE_OF_SPLITS * CLOCK_GHZ * 1e3
-        if tiles > sms and 4 * mean < 3 * longest:
-            return math.inf, 1
         split_block = working * self._block * _SPLIT_LOSS[kernel.block_m // _WARPGROUP_ROWS]
         best, least = 1, math.inf
         for waves in range(1, MOST_WAVES + 1):

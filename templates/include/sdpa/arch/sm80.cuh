@@ -160,11 +160,12 @@ struct Sm80 {
       return make_status(SDPA_INVALID_ARGUMENT, "%s needs %lld CTAs; a launch takes at most %d", name,
                          static_cast<long long>(grid), INT32_MAX);
     kernel<<<dim3(static_cast<unsigned>(grid)), threads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(params);
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess)
-      return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
-                         cudaGetErrorString(error));
-    return {};
+    return status_of_launch(name, cudaGetLastError());
+  }
+  static Status status_of_launch(const char *name, cudaError_t error) {
+    if (error == cudaSuccess) return {};
+    return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
+                       cudaGetErrorString(error));
   }
 };
 

@@ -235,11 +235,7 @@ struct Sm90 : Sm80 {
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-    if (error != cudaSuccess)
-      return make_status(SDPA_CUDA_ERROR, "launching %s: %s: %s", name, cudaGetErrorName(error),
-                         cudaGetErrorString(error));
-    return {};
+    return status_of_launch(name, cudaLaunchKernelEx(&config, kernel, params));
   }
   SDPA_DEVICE static void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
   // Until the launch ahead has ended and what it wrote is seen.
