@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Family(Enum):
     """``FMHA_FWD``: the fused kernels, ``FMHA_FWD_SM90``: those of Hopper. ``UNFUSED``: GEMM → softmax →
     GEMM, the baseline. ``COMBINE``: those that merge partial results, for `merge_states`. ``FMHA_FWD_Q8``:
-    the quantised ones, which a `Precision` asks for. ``FMHA_BWD``: those that make gradients,
-    ``FMHA_BWD_FUSED``: those that compute each score once.
+    the quantised ones, which a `Precision` asks for, ``FMHA_FWD_Q8_SM90``: those of Hopper. ``FMHA_BWD``:
+    those that make gradients, ``FMHA_BWD_FUSED``: those that compute each score once.
 
     Who asks for FMHA_FWD, as `attention` does, gets the fastest exact kernel of any family
     (`KernelInfo.serves`).
@@ -29,6 +29,7 @@ class Family(Enum):
     UNFUSED = "unfused"
     COMBINE = "combine"
     FMHA_FWD_Q8 = "fmha_fwd_q8"
+    FMHA_FWD_Q8_SM90 = "fmha_fwd_q8_sm90"
     FMHA_BWD = "fmha_bwd"
     FMHA_BWD_FUSED = "fmha_bwd_fused"
 

@@ -100,7 +100,7 @@ def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
 
 
 def _problems_of_attention(code: KernelCode, kernel: KernelInfo) -> list[str]:
-    found = _register_problems(code, kernel)
+    found = register_problems(code, kernel)
     wanted, counts = expected(kernel), counted(code.mix)
     found += [
         f"{counts.get(kind, 0)} {kind}; its tile takes {wanted.get(kind, 0)}"
@@ -137,7 +137,7 @@ def _store_widths(kernel: KernelInfo, symbol: str) -> set[int]:
     return _LSE_BYTES | (_PART_BYTES if kernel.is_split else set())
 
 
-def _register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
+def register_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
     """Registers that warps no longer have, and more than the launch gave, for which they would wait."""
     if not code.setmaxnreg:
         return ["no USETMAXREG with a number before its loads"]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from sdpa_cutlass.library.abi import Library, Target, load
 from sdpa_cutlass.library.registry import KernelInfo, read_kernels
-from sdpa_cutlass.machine_code import expected, gates, gates_q8, gates_sm90, kernels, tools
+from sdpa_cutlass.machine_code import expected, gates, gates_q8, gates_q8_sm90, gates_sm90, kernels, tools
 from sdpa_cutlass.machine_code.kernels import KernelCode
 
 from .conftest import FILTERED, LIBRARIES, built
@@ -50,12 +51,15 @@ def test_every_gate_holds(code: list[KernelCode], infos: dict[str, KernelInfo]) 
     assert [line for kernel in code for line in gates.problems(kernel, infos.get(kernel.name))] == []
 
 
-def test_hoppers_code_is_what_its_tiles_imply(code: list[KernelCode], native: Library) -> None:
+@pytest.mark.parametrize("rule", [gates_sm90, gates_q8_sm90], ids=["exact", "quantised"])
+def test_hoppers_code_is_what_its_tiles_imply(
+    rule: ModuleType, code: list[KernelCode], native: Library
+) -> None:
     """`code`, of another architecture, is asked for the disassembler's sake."""
-    rows = gates_sm90.rows(read_kernels(native))
+    rows = rule.rows(read_kernels(native))
     found = {kernel.name: kernel for kernel in kernels.read(native.path, arch=gates_sm90.ARCH)}
     assert rows.keys() == found.keys() & rows.keys()
-    assert [line for name in rows for line in gates_sm90.problems(found[name], rows[name])] == []
+    assert [line for name in rows for line in rule.problems(found[name], rows[name])] == []
 
 
 def test_quantised_code_is_what_its_tiles_imply(code: list[KernelCode], native: Library) -> None:

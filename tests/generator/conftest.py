@@ -19,6 +19,8 @@ TINY = (
     "combine_sm89_d256_s4_w4_f32",
     "fmha_fwd_q8_sm89_d64_m128n64_s2_w4_bf16_int8",
     "fmha_fwd_q8_sm89_d64_m128n64_s2_w4_f16_int8qk",
+    "fmha_fwd_q8_sm90_d128_m128n64_s4_w12_bf16_int8",
+    "fmha_fwd_q8_sm90_d128_m128n64_s4_w12_f16_int8",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_bf16_dropout",
     "fmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_f16",
     "fmha_bwd_fused_sm89_d64_m32n128_s2_w4_bf16",
@@ -56,7 +58,7 @@ def goldens() -> Path:
 
 @pytest.fixture
 def tiny() -> Space:
-    """Two fused units, two of Hopper, two quantised ones, and one piped unit."""
+    """Units of every family: of the fused ones for both architectures, of the quantised ones too."""
     return Space(name="tiny", kernels=tuple(FAMILIES.parse(name) for name in TINY))
 
 

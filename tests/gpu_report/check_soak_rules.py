@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from hypothesis import strategies as st
 
 from benchmarks.quantised_data import FAMILIES, family
-from sdpa_cutlass.library.registry import Family, KernelInfo, read_kernels
+from sdpa_cutlass.library.registry import KernelInfo, Op, read_kernels
 from sdpa_cutlass.problem import Causal
 from tests.gpu_report.check_soak import try_problems
-from tests.gpu_report.context import Context, check
+from tests.gpu_report.context import Context, check, is_quantised
 from tests.kernels import backward
 from tests.kernels.general import Case, Lengths, run_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
@@ -169,8 +170,8 @@ def run_gradients(context: Context, recipe: GradientRecipe) -> None:
     assert not broken, f"{recipe}: {broken}"
 
 
-def _rows(context: Context, family: Family) -> list[KernelInfo]:
-    rows = [row for row in read_kernels(context.library) if row.family is family]
+def _rows(context: Context, is_one: Callable[[KernelInfo], bool]) -> list[KernelInfo]:
+    rows = [row for row in read_kernels(context.library) if is_one(row)]
     return [row for row in rows if fnmatch.fnmatchcase(row.name, context.kernels)]
 
 
@@ -184,12 +185,12 @@ def _soak(context: Context, rows: list[KernelInfo], drawn: Any, run: Any) -> Non
 @check
 def soak_quantised(context: Context) -> None:
     """The contract of docs/quantised.md."""
-    rows = _rows(context, Family.FMHA_FWD_Q8)
+    rows = _rows(context, is_quantised)
     _soak(context, rows, quantised_recipes, run_quantised)
 
 
 @check
 def soak_gradients(context: Context) -> None:
     """The rule of tests/kernels/backward.py."""
-    rows = _rows(context, Family.FMHA_BWD) + _rows(context, Family.FMHA_BWD_FUSED)
+    rows = _rows(context, lambda row: row.op is Op.BACKWARD)
     _soak(context, rows, gradient_recipes, run_gradients)

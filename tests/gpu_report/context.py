@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Family, KernelInfo, Op, read_kernels
+from sdpa_cutlass.library.registry import Accuracy, KernelInfo, Op, read_kernels
 
 _ROOT = Path(__file__).parents[2]
 MOST_FAILURES = 20  # with their text; more are only counted
@@ -27,8 +27,13 @@ MOST_FAILURES = 20  # with their text; more are only counted
 
 def named(rows: Sequence[KernelInfo], glob: str) -> list[KernelInfo]:
     """The rows of attention whose name matches, but quantised ones, whose errors have their own rule."""
-    exact = [row for row in rows if row.op is Op.FORWARD and row.family is not Family.FMHA_FWD_Q8]
-    return [row for row in exact if fnmatch.fnmatchcase(row.name, glob)]
+    usual = [row for row in rows if row.op is Op.FORWARD and not is_quantised(row)]
+    return [row for row in usual if fnmatch.fnmatchcase(row.name, glob)]
+
+
+def is_quantised(row: KernelInfo) -> bool:
+    """Whether it multiplies bytes."""
+    return row.accuracy in (Accuracy.INT8_QK, Accuracy.INT8)
 
 
 @dataclass

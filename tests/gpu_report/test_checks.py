@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.library.registry import Family, KernelInfo, Op
 from sdpa_cutlass.problem import Causal
 from sdpa_cutlass.public.api import kernels
 from tests.gpu_report import (
@@ -194,12 +194,23 @@ def test_the_soak_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         check_soak.soak(context_of(SMALL, examples=100))
 
 
-QUANTISED = next(row for row in kernels(Target.HOST) if row.family is Family.FMHA_FWD_Q8)
+QUANTISED = [
+    next(row for row in kernels(Target.HOST) if row.family is family)
+    for family in (Family.FMHA_FWD_Q8, Family.FMHA_FWD_Q8_SM90)
+]
 GRADIENTS = next(row for row in kernels(Target.HOST) if row.family is Family.FMHA_BWD)
 
 
-def test_the_soak_finds_a_broken_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = context_of(QUANTISED, examples=5)
+def test_quantised_kernels_are_soaked_by_their_own_rule_alone() -> None:
+    assert {row.op for row in ROWS} == {Op.FORWARD}
+    rest = {row.name for row in kernels(Target.HOST) if row.op is Op.FORWARD} - {row.name for row in ROWS}
+    assert rest == {row.name for row in kernels(Target.HOST) if row.family.value.startswith("fmha_fwd_q8")}
+    assert rest >= {row.name for row in QUANTISED}
+
+
+@pytest.mark.parametrize("row", QUANTISED, ids=lambda row: row.name)
+def test_the_soak_finds_a_broken_contract(row: KernelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(row, examples=5)
     check_soak_rules.soak_quantised(context)
     assert context.numbers["problems"] >= 5
     run = check_soak_rules.run_case
@@ -211,7 +222,7 @@ def test_the_soak_finds_a_broken_contract(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(check_soak_rules, "run_case", wrong)
     with pytest.raises(AssertionError, match="max error"):
-        check_soak_rules.soak_quantised(context_of(QUANTISED, examples=20))
+        check_soak_rules.soak_quantised(context_of(row, examples=20))
 
 
 def test_the_soak_finds_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,11 +174,13 @@ def attend(
     *,
     columns: int,
     has_byte_values: bool,
+    starts_at_magic: bool = True,
     to_element: type[np.float16] | None = None,
     bias: Floats | None = None,
 ) -> tuple[Floats, Floats, int]:
     """(out [Sq, Dv], softmax_lse [Sq], the largest P̂) of one head. `seen` and `bias` [Sq, Sk].
 
+    `starts_at_magic`: sums of Q̂ K̂ᵀ become floats as MAGIC + S, not as S.
     `to_element` rounds P where V keeps its 16 bits; None for bfloat16.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -191,7 +193,8 @@ def attend(
         product = _f32(q_scale[:, None] * keys.scale_of_key()[None])
         factor = np.where(product > CAP, CAP, product)
         factor = np.where(factor < _NORMAL, _NORMAL, factor)
-        shift = _f32(MAGIC * factor)
+        magic = MAGIC if starts_at_magic else np.float32(0)
+        shift = _f32(magic * factor)
         values = quantize_values(v, columns) if has_byte_values else None
         row_max = np.full(rows, NO_KEY, np.float32)
         row_base = np.zeros(rows, np.float32)  # what row_max counts from: 0 but with biases
@@ -202,7 +205,7 @@ def attend(
         for first in range(count - BLOCK, -1, -BLOCK):
             part = slice(first, first + BLOCK)
             c = factor[:, part]
-            x = (float(MAGIC) + sums[:, part].astype(np.float64)) * c
+            x = (float(magic) + sums[:, part].astype(np.float64)) * c
             if to_add is not None:  # logits from here on
                 x = _f32(sums[:, part] * c.astype(np.float64) + to_add[:, part]).astype(np.float64)
                 shift[:, part] = 0
@@ -251,7 +254,7 @@ def attend(
                 weight = _exp2(_f32(reference - row_max))
                 if is_flat:
                     less = _f32(_f32(reference[:, None] - log2_st) - offset)
-                    subtrahend = _f32(float(MAGIC) * c.astype(np.float64) + less)
+                    subtrahend = _f32(float(magic) * c.astype(np.float64) + less)
                 else:
                     subtrahend = _f32(_f32(reference[:, None] + shift[:, part]) - offset)
                 p = _exp2(_f32(x - subtrahend.astype(np.float64)))

@@ -88,7 +88,9 @@ def test_quantized_kernels_have_no_bank_conflicts(quantized_kernel: TestedKernel
     """Of ldmatrix and cp.async; the pass before it uses little shared memory, which is not counted."""
     run_case(quantized_kernel, Case(**random_qkv(quantized_kernel, quantized_kernel.info.block_m + 1, 197)))
     launches = [json.loads(line) for line in statistics.read_text().splitlines()]
-    assert [launch["ldmatrix"] > 0 for launch in launches] == [False, True]
+    # Hopper's kernels read by wgmma and load by TMA.
+    reads_by_ldmatrix = not quantized_kernel.info.is_for_one_arch
+    assert [launch["ldmatrix"] > 0 for launch in launches] == [False, reads_by_ldmatrix]
     for operation in ("ldmatrix", "cp_async"):
         passes, conflicts = launches[1][operation], launches[1][f"{operation}_conflicts"]
         assert conflicts == DESIGNED, (

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.quantised_data import FAMILIES, family
-from sdpa_cutlass.library.registry import Accuracy
+from sdpa_cutlass.library.registry import Accuracy, Family
 from sdpa_cutlass.problem import Causal
 from tests.kernels import quantized_model as model
 from tests.kernels.general import Case, Lengths, launch, make_case_params, random_qkv, run_case
@@ -73,6 +73,7 @@ def check_model(kernel: TestedKernel, case: Case) -> int:
                 seen,
                 columns=kernel.info.head_dim,
                 has_byte_values=is_int8(kernel),
+                starts_at_magic=kernel.info.family is Family.FMHA_FWD_Q8,
                 to_element=np.float16 if kernel.dtype is torch.float16 else None,
                 bias=bias,
             )

@@ -84,7 +84,10 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
         ranking = select.ranking(native, problem, family, card)
         assert [(row.name, cost.num_splits) for row, cost in ranking] == expected, problem
         num_ranked += len(expected)
-    assert num_ranked > 200 or (family is Family.FMHA_FWD_SM90 and card is not H200)
+    runs = any(
+        row.serves(family) and (card is H200 or not row.is_for_one_arch) for row in kernels(Target.HOST)
+    )
+    assert num_ranked > 150 if runs else num_ranked == 0
 
 
 def test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win() -> None:

@@ -17,7 +17,7 @@ from sdpa_cutlass.integrations import head_dims
 from sdpa_cutlass.library.abi import Library, library
 from sdpa_cutlass.library.device import HOST, DeviceInfo
 from sdpa_cutlass.library.locate import Target
-from sdpa_cutlass.library.registry import Accuracy, Op
+from sdpa_cutlass.library.registry import Accuracy, Op, Precision
 from sdpa_cutlass.library.structs import Params
 from tests.library.cards import made_card
 from tests.library.decoding import H200, L4, asked_params, made_problem
@@ -177,6 +177,36 @@ def test_hoppers_general_kernels_serve_what_plain_ones_do_not(asked: dict[str, A
     for device, family in ((H200, Family.FMHA_FWD_SM90), (L4, Family.FMHA_FWD)):
         best, _ = select.ranking(library(Target.HOST), problem, Family.FMHA_FWD, device)[0]
         assert (best.is_general, best.family) == (True, family)
+
+
+def best_quantised(device: DeviceInfo, precision: Precision, **changes: Any) -> KernelInfo:
+    problem = made_problem(**square(2048, 128) | changes)
+    return select.ranking(library(Target.HOST), problem, precision, device)[0][0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"causal": Causal.BOTTOM_RIGHT},
+        {"has_lengths": True},
+        {"window": (512, 0)},
+        {"has_sinks": True},
+        {"head_dim": 104, "head_dim_v": 72},
+    ],
+    ids=str,
+)
+def test_hoppers_quantised_kernels_win_where_their_instructions_are(asked: dict[str, Any]) -> None:
+    assert best_quantised(H200, Precision.INT8, **asked).family is Family.FMHA_FWD_Q8_SM90
+    for device in (L4, HOST):
+        assert best_quantised(device, Precision.INT8, **asked).family is Family.FMHA_FWD_Q8
+
+
+def test_what_hoppers_quantised_kernels_do_not_take_is_their_siblings() -> None:
+    for mask in MaskType:
+        assert best_quantised(H200, Precision.INT8, mask=mask).family is Family.FMHA_FWD_Q8
+    assert best_quantised(H200, Precision.INT8_QK).family is Family.FMHA_FWD_Q8
+    assert best_quantised(H200, Precision.INT8, seqlen_q=1).is_split
 
 
 def test_torchs_calls_are_served_for_head_dims_that_the_device_has_code_for(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdpa_cutlass import (
+    DType,
     NoKernelError,
     Precision,
     QuantizedKV,
@@ -326,16 +327,25 @@ def test_out_and_what_a_call_returns(device: str) -> None:
     assert torch.equal(attention(q[0], one)[0], attention(q[:1], one)[0])
 
 
+def tiled_kernels(device: str, head_dim: int) -> list[str]:
+    """Those of int8 and float16 that run there, and share no keys of a tile."""
+    rows = kernels(Target.CUDA if device == "cuda" else Target.HOST)
+    runs_hoppers = device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+    return [
+        row.name
+        for row in rows
+        if (row.head_dim, row.dtype) == (head_dim, DType.F16)
+        and row.serves(Precision.INT8)
+        and not row.is_split
+        and (runs_hoppers or not row.is_for_one_arch)
+    ]
+
+
 def test_a_kernel_by_name(device: str) -> None:
     """One whose blocks are those of the memory, and no other."""
     q, k, v = inputs(device)
     kept = quantize_kv(k, v)
-    rows = kernels(Target.CUDA if device == "cuda" else Target.HOST)
-    names = {
-        row.head_dim: row.name
-        for row in rows
-        if row.serves(Precision.INT8) and row.dtype is kept._kernel.dtype and not row.is_split
-    }
+    names = {head_dim: tiled_kernels(device, head_dim)[0] for head_dim in (64, 128)}
     assert names[64] == kept._kernel.name
     assert torch.equal(
         attention(q, kept, kernel=names[64]), attention(q, k, v, kernel=names[64], precision="int8")
@@ -344,3 +354,19 @@ def test_a_kernel_by_name(device: str) -> None:
         attention(q, kept, kernel=names[128])
     with pytest.raises(ArgumentError, match="is not one of"):
         attention(q, kept, kernel="fmha_fwd")
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"window": (40, 3)}], ids=str)
+def test_kernels_of_all_families_read_the_same_bytes(device: str, options: dict[str, Any]) -> None:
+    """Those of Hopper what the others have made, a block that is not full included."""
+    q, k, v = inputs(device, head_dim=128, head_dim_v=104)
+    kept = quantize_kv(k[:, :, :100], v[:, :, :100])
+    kept.append(k[:, :, 100:], v[:, :, 100:])
+    want, want_lse = attention(q, kept, return_lse=True, kernel=kept._kernel.name, **options)
+    names = tiled_kernels(device, 128)
+    assert kept._kernel.name in names
+    assert len(names) > 1 or device == "cuda"
+    for name in names:
+        out, lse = attention(q, kept, return_lse=True, kernel=name, **options)
+        assert relative_error(out, want) < 1e-3
+        assert (lse - want_lse).abs().max() < 1e-4

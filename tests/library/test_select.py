@@ -19,6 +19,7 @@ from tests.kernel_rows import GENERAL, UNBIASED, dropping, kernel_row
 H200 = DeviceInfo(
     target=Target.CUDA, index=0, name="H200", compute_capability=(9, 0), sms=132, mma_flops_per_clock=2580
 )
+QUANTISED = (Family.FMHA_FWD_Q8, Family.FMHA_FWD_Q8_SM90)
 
 
 def kernel(block_m: int, block_n: int, warps: int, kv_groups: int = 1, ctas_per_sm: int = 1) -> KernelInfo:
@@ -208,7 +209,7 @@ def test_names_say_what_rows_are() -> None:
             name += f"_s{row.stages}_w{row.warps}_{row.dtype.value}"
             assert row.name == name + "_dropout" * row.has_dropout
             continue
-        lead = row.family.value if row.family in (Family.UNFUSED, Family.FMHA_FWD_Q8) else "fmha_fwd"
+        lead = row.family.value.removesuffix("_sm90")
         name = f"{lead}_sm{row.arch}_d{row.head_dim}_m{row.block_m}n{row.block_n}"
         name += (
             f"_s{row.stages}_w{row.warps}"
@@ -217,7 +218,7 @@ def test_names_say_what_rows_are() -> None:
             + "_c2" * (row.detail("cluster", 1) == 2)
             + f"_{row.dtype.value}"
         )
-        if row.family is Family.FMHA_FWD_Q8:
+        if row.family in QUANTISED:
             name += {Accuracy.INT8: "_int8", Accuracy.INT8_QK: "_int8qk"}[row.accuracy]
             assert row.name == name + "_split" * row.is_split
             continue
@@ -232,7 +233,7 @@ def test_names_say_what_rows_are() -> None:
 
 def test_every_head_dim_has_every_variant_in_every_family() -> None:
     rows = kernels(Target.HOST)
-    all_general = (Family.FMHA_FWD_Q8, Family.FMHA_BWD, Family.FMHA_BWD_FUSED)
+    all_general = (*QUANTISED, Family.FMHA_BWD, Family.FMHA_BWD_FUSED)
     found = {(row.family, row.head_dim, row.dtype, row.is_causal) for row in rows}
     wanted = {
         (family, head_dim, dtype, is_causal)

@@ -13,6 +13,7 @@ from tests.mutation.defects_memory import MEMORY
 from tests.mutation.defects_pipeline import PIPELINE
 from tests.mutation.defects_quantized import QUANTIZED
 from tests.mutation.defects_quantized_bytes import QUANTIZED_BYTES
+from tests.mutation.defects_quantized_sm90 import QUANTIZED_HOPPER
 from tests.mutation.defects_quantized_split import QUANTIZED_SPLIT
 from tests.mutation.defects_sm90 import HOPPER
 from tests.mutation.defects_sm90_pairs import HOPPER_PAIRS
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *QUANTIZED_BYTES,
     *QUANTIZED,
     *QUANTIZED_SPLIT,
+    *QUANTIZED_HOPPER,
     *BACKWARDS,
     *BIAS_GRADIENTS,
     *FUSED_BACKWARDS,

@@ -166,8 +166,8 @@ QUANTIZED_BYTES: tuple[Mutant, ...] = (
     quantized(
         "reference_without_the_shared_scale",
         "softmax.cuh",
-        "fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2)",
-        "fmaf(largest(scores, i) - kMagic, factor(i, k_scale), 0.f)",
+        "fmaf(most[i], factor(i, k_scale), v_log2)",
+        "fmaf(most[i], factor(i, k_scale), 0.f)",
         "lanes of a row compare logits that lack their log2 st",
         Check.NUMERICS,
     ),

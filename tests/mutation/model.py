@@ -63,6 +63,8 @@ class Kernels(Enum):
     """The same where O takes integer sums as floats that are too large."""
     QUANTIZED_SPLIT = ("fmha_fwd_q8_sm89_d64_m16n64_s1_w4_g4_f16_int8_split",)
     """The same where CTAs and the warps of one share the keys."""
+    QUANTIZED_HOPPER = ("fmha_fwd_q8_sm90_d64_m192n64_s4_w16_f16_int8",)
+    """The same by wgmma."""
     ENGINE = ("",)  # Enum of Python 3.11.2 makes another value of ()
     """No kernel: the cases of tests/library/simt, for defects of the checks themselves."""
 

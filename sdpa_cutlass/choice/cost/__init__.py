@@ -16,6 +16,7 @@ from .fmha_bwd import FmhaBwd
 from .fmha_bwd_fused import FmhaBwdFused
 from .fmha_fwd import FmhaFwd
 from .fmha_fwd_q8 import model as fmha_fwd_q8_model
+from .fmha_fwd_q8_sm90 import FmhaFwdQ8Sm90
 from .fmha_fwd_sm90 import FmhaFwdSm90
 from .model import Estimate, Model
 from .unfused import Unfused
@@ -28,6 +29,7 @@ MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
     Family.FMHA_FWD_SM90: FmhaFwdSm90,
     Family.UNFUSED: Unfused,
     Family.FMHA_FWD_Q8: fmha_fwd_q8_model,
+    Family.FMHA_FWD_Q8_SM90: FmhaFwdQ8Sm90,
     Family.FMHA_BWD: FmhaBwd,
     Family.FMHA_BWD_FUSED: FmhaBwdFused,
 }

@@ -85,10 +85,9 @@ class FmhaFwdQ8(Model):
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(kernel, device)
-        self._block = _issue_cycles(kernel, device, kernel.block_m // 16, problem.mask)
-        if problem.mask is not None:
-            self._block += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
+        self._block = self._block_cycles(problem)
         self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
+        self._tile_cycles = CTA_CYCLES
         self._is_causal = problem.is_causal
         self.rows_of_a_price = kernel.block_m
         self.keys_of_a_price = kernel.block_n
@@ -102,7 +101,7 @@ class FmhaFwdQ8(Model):
         # The CTAs of an SM share its rate; the last wave may be a part of one, where tiles are unlike.
         is_dealt = self._is_causal and problem.seqlen_q > kernel.block_m
         rounds = max(tiles / sms, 1) if is_dealt else ceil_div(tiles, sms)
-        ends = CTA_CYCLES * ceil_div(tiles, sms * self._resident)
+        ends = self._tile_cycles * ceil_div(tiles, sms * self._resident)
         return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
 
     def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
@@ -110,6 +109,14 @@ class FmhaFwdQ8(Model):
         m_blocks = ceil_div(problem.seqlen_q, kernel.block_m)
         computed = self._blocks(problem) * m_blocks * kernel.block_m * kernel.block_n
         return m_blocks * problem.batch * problem.num_heads_q, problem.visible_scores / max(computed, 1)
+
+    def _block_cycles(self, problem: Problem) -> float:
+        """Of an SM, for a block of keys of a tile."""
+        kernel = self.kernel
+        cycles = _issue_cycles(kernel, self.device, kernel.block_m // 16, problem.mask)
+        if problem.mask is not None:
+            cycles += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
+        return cycles
 
     def _blocks(self, problem: Problem) -> float:
         """Blocks of keys of a tile, on average."""

@@ -128,7 +128,7 @@ def test_every_function_of_the_manifest_is_defined_and_registered_once(files: di
     for row in rows:
         functions = 1 + sum(name in row["takes"] for name in ("bool", "bias16", "bias32"))
         functions += "splits" in row["takes"] and row["family"] != "fmha_fwd_q8"  # that merges parts
-        functions += row["family"] == "fmha_fwd_q8"  # the one that quantises
+        functions += row["family"] in ("fmha_fwd_q8", "fmha_fwd_q8_sm90")  # the one that quantises
         functions += row["family"] == "fmha_fwd_sm90" and "bool" in row["takes"]  # that finds a mask's blocks
         if row["family"] == "fmha_bwd":  # any mask in one; more: a bias's gradient, its sum, statistics
             functions = 4 if "dropout" in row["takes"] else 5

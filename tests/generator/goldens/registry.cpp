@@ -8,6 +8,7 @@ extern const KernelRow kfmha_bwd_fused_sm89_d64_m32n128_s2_w4_rows[2];
 extern const KernelRow kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows[2];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows[1];
 extern const KernelRow kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows[1];
+extern const KernelRow kfmha_fwd_q8_sm90_d128_m128n64_s4_w12_int8_rows[2];
 extern const KernelRow kfmha_fwd_sm89_d64_m128n64_s2_w4_rows[5];
 extern const KernelRow kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows[2];
 extern const KernelRow kfmha_fwd_sm90_d128_m128n128_s2_w12_rows[2];
@@ -20,15 +21,16 @@ extern const RowSpan kRowSpans[] = {
     {kfmha_bwd_sm89_d64_m64n64_s2_w4_q64k64_rows, 2},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8_rows, 1},
     {kfmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk_rows, 1},
+    {kfmha_fwd_q8_sm90_d128_m128n64_s4_w12_int8_rows, 2},
     {kfmha_fwd_sm89_d64_m128n64_s2_w4_rows, 5},
     {kfmha_fwd_sm89_d64_m32n64_s1_w8_g4_rows, 2},
     {kfmha_fwd_sm90_d128_m128n128_s2_w12_rows, 2},
     {kfmha_fwd_sm90_d128_m192n80_s3_w16_rows, 3},
     {kunfused_sm89_m64n64_s4_w4_rows, 2},
 };
-extern const int kNumRowSpans = 10;
+extern const int kNumRowSpans = 11;
 
-extern const char *const kGeneratorDigest = "943d2566afa84f7c7e5ee37e350c4d560cd3d0736ab13d7f79899e4b4fe86509";
+extern const char *const kGeneratorDigest = "b78d10a7417daada9d5263aae6f3a2d4e10860580e7be79e9733dde7bc3110dd";
 extern const char *const kSpaceName = "tiny";
 
 }  // namespace sdpa

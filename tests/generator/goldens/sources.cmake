@@ -4,6 +4,7 @@ set(SDPA_GENERATED_SETS
   fmha_bwd_fused_sm89
   fmha_bwd_sm89
   fmha_fwd_q8_sm89
+  fmha_fwd_q8_sm90_sm90
   fmha_fwd_sm89
   fmha_fwd_sm90_sm90
   unfused_sm89
@@ -25,6 +26,10 @@ set(SDPA_UNITS_fmha_fwd_q8_sm89
   units/fmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8.cu
   units/fmha_fwd_q8_sm89_d64_m128n64_s2_w4_int8qk.cu
 )
+set(SDPA_ARCHS_fmha_fwd_q8_sm90_sm90 90a-real)
+set(SDPA_UNITS_fmha_fwd_q8_sm90_sm90
+  units/fmha_fwd_q8_sm90_d128_m128n64_s4_w12_int8.cu
+)
 set(SDPA_ARCHS_fmha_fwd_sm89 89)
 set(SDPA_UNITS_fmha_fwd_sm89
   units/fmha_fwd_sm89_d64_m128n64_s2_w4.cu
@@ -39,4 +44,4 @@ set(SDPA_ARCHS_unfused_sm89 89)
 set(SDPA_UNITS_unfused_sm89
   units/unfused_sm89_m64n64_s4_w4.cu
 )
-set(SDPA_GENERATED_DIGEST 943d2566afa84f7c7e5ee37e350c4d560cd3d0736ab13d7f79899e4b4fe86509)
+set(SDPA_GENERATED_DIGEST b78d10a7417daada9d5263aae6f3a2d4e10860580e7be79e9733dde7bc3110dd)

@@ -6,6 +6,7 @@
 // Compiled as plain C++ with the CUDA headers for their types; nothing of the CUDA runtime is called.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -214,6 +215,8 @@ struct Host {
     return word;
   }
 
+  static constexpr bool kHasMaxOfThree = true;
+  static int max3(int a, int b, int c) { return std::max({a, b, c}); }
   // The rounded product; the compiler may not make a multiply-add of what it cannot see.
   static float multiply(float a, float b) {
     float product = a * b;

@@ -84,6 +84,10 @@ struct HostSm90 : Host {
                        int c4 = 0) {
     simt::current_block->async().load(*simt::current_block, *map, barrier, smem, {c0, c1, c2, c3, c4});
   }
+  static void bulk_load(uint64_t *barrier, void *smem, const void *source, int bytes) {
+    simt::Block &block = *simt::current_block;
+    block.async().load(block, simt::bytes_as_they_lie(source, bytes), barrier, smem, {0, 0, 0, 0, 0});
+  }
   template <int kNumCtas>
   static void tma_load_to_all(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2, int c3) {
     simt::Block &block = *simt::current_block;
@@ -113,19 +117,23 @@ struct HostSm90 : Host {
     using Op = typename TiledMma::Atom::MMA_Op;
     using Traits = cute::MMA_Traits<Op>;
     constexpr int kN = cute::size<1>(typename Traits::Shape_MNK{});
-    constexpr bool kIsMn = host::MajorOfB<Op>::kIsMn;
-    using Format =
-        std::conditional_t<std::is_same_v<typename Traits::ValTypeB, cutlass::half_t>, simt::Half, simt::Bfloat16>;
     static_assert(decltype(cute::size(tCrC))::value == kN / 2, "one instruction");
     const bool is_zeroed = mma.accumulate_ == cute::GMMA::ScaleOut::Zero;
     const uint64_t b = tCrB(cute::_0{}).desc_;
-    using FirstOfA = cute::remove_cvref_t<decltype(tCrA(cute::_0{}))>;
-    if constexpr (std::is_same_v<FirstOfA, typename Traits::ValTypeA>) {
-      const auto registers = cute::recast<uint32_t>(tCrA);
-      static_assert(decltype(cute::size(registers))::value == 4);
-      simt::wgmma<Format, kIsMn, kN>(&tCrC(0), cute::raw_pointer_cast(registers.data()), b, is_zeroed);
+    using ElementA = typename Traits::ValTypeA;
+    constexpr bool kAInRegisters = std::is_same_v<cute::remove_cvref_t<decltype(tCrA(cute::_0{}))>, ElementA>;
+    if constexpr (sizeof(ElementA) == 1) {
+      static_assert(kAInRegisters, "no kernel here has A of bytes in shared memory");
+      simt::wgmma_bytes<ElementA, kN>(&tCrC(0), four_registers(tCrA), b, is_zeroed);
     } else {
-      simt::wgmma<Format, kIsMn, kN>(&tCrC(0), uint64_t{tCrA(cute::_0{}).desc_}, b, is_zeroed);
+      constexpr bool kIsMn = host::MajorOfB<Op>::kIsMn;
+      using Format =
+          std::conditional_t<std::is_same_v<typename Traits::ValTypeB, cutlass::half_t>, simt::Half, simt::Bfloat16>;
+      if constexpr (kAInRegisters) {
+        simt::wgmma<Format, kIsMn, kN>(&tCrC(0), four_registers(tCrA), b, is_zeroed);
+      } else {
+        simt::wgmma<Format, kIsMn, kN>(&tCrC(0), uint64_t{tCrA(cute::_0{}).desc_}, b, is_zeroed);
+      }
     }
   }
   template <class Tensor>
@@ -181,6 +189,13 @@ struct HostSm90 : Host {
   static void wait_for_launch_ahead() { ++num_waited_; }
 
  private:
+  template <class A>
+  static const uint32_t *four_registers(const A &tCrA) {
+    const auto registers = cute::recast<uint32_t>(tCrA);
+    static_assert(decltype(cute::size(registers))::value == 4);
+    return cute::raw_pointer_cast(registers.data());
+  }
+
   inline static std::mutex early_launch_;
   inline static std::atomic<int64_t> num_waited_{0};
 };

@@ -132,6 +132,14 @@ struct Sm80 {
     return __byte_perm(low, high, 0x6420);
   }
 
+  // Whether the largest of three integers is one instruction.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  static constexpr bool kHasMaxOfThree = true;
+#else
+  static constexpr bool kHasMaxOfThree = false;
+#endif
+  SDPA_DEVICE static int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+
   // The rounded product; no compiler makes a multiply-add of it.
   SDPA_DEVICE static float multiply(float a, float b) { return __fmul_rn(a, b); }
 

@@ -45,14 +45,17 @@ struct Sm90 : Sm80 {
     }();
     if (encode == nullptr)
       return make_status(SDPA_CUDA_ERROR, "the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12.0 or later");
-    if (element_bytes != 2) return make_status(SDPA_NOT_SUPPORTED, "%s: elements of %d bytes", name, element_bytes);
+    if (element_bytes != 1 && element_bytes != 2)
+      return make_status(SDPA_NOT_SUPPORTED, "%s: elements of %d bytes", name, element_bytes);
+    const CUtensorMapDataType type = element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : is_bf16          ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     static constexpr cuuint32_t kOnes[5] = {1, 1, 1, 1, 1};
     const CUtensorMapSwizzle swizzle = swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                        : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
-    const CUresult result = encode(&map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                                   static_cast<cuuint32_t>(rank), const_cast<void *>(address), extent, stride_bytes,
-                                   box, kOnes, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+    const CUresult result = encode(&map, type, static_cast<cuuint32_t>(rank), const_cast<void *>(address), extent,
+                                   stride_bytes, box, kOnes, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
       return make_status(SDPA_CUDA_ERROR, "%s: cuTensorMapEncodeTiled fails with CUresult %d", name,
@@ -135,6 +138,13 @@ struct Sm90 : Sm80 {
         "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
         : "memory");
   }
+  // `bytes` as they lie. These and both addresses are multiples of 16.
+  SDPA_DEVICE static void bulk_load(uint64_t *barrier, void *smem, const void *source, int bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(smem)),
+                 "l"(source), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+  }
   // To the same address of all kNumCtas CTAs of the cluster; the barrier of each gets the bytes.
   template <int kNumCtas>
   SDPA_DEVICE static void tma_load_to_all(const TensorMap *map, uint64_t *barrier, void *smem, int c0, int c1, int c2,
@@ -172,7 +182,7 @@ struct Sm90 : Sm80 {
   SDPA_DEVICE static void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
   }
-  // One step of 16 along the inner dimension: C = A B, or C += A B, as mma.accumulate_ says.
+  // One step of 16 elements, or 32 bytes, along the inner dimension: C = A B, or C += A B, as mma.accumulate_ says.
   template <class TiledMma, class A, class B, class C>
   SDPA_DEVICE static void wgmma(const TiledMma &mma, const A &tCrA, const B &tCrB, C &tCrC) {
     cute::gemm(mma, tCrA, tCrB, tCrC);
@@ -189,10 +199,10 @@ struct Sm90 : Sm80 {
     cute::cluster_arrive_relaxed();  // fence_mbarrier_init releases
     cute::cluster_wait();
   }
-  // True for one lane of the warp.
   // Of a word that is not 0.
   SDPA_DEVICE static int highest_bit(uint32_t word) { return 31 - __clz(static_cast<int>(word)); }
 
+  // True for one lane of the warp.
   SDPA_DEVICE static bool elect() { return cute::elect_one_sync() != 0; }
   template <int N>
   SDPA_DEVICE static void increase_registers() {

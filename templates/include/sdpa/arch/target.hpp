@@ -5,7 +5,7 @@
 // Both policies provide: MmaOp<Element>, MmaS8S8, MmaU8S8, LdsmN, LdsmT, CpAsync (CuTe atoms of the same traits),
 // thread_idx, block_idx, thread_idx_again, block_idx_again, forget_origin, uniform, dynamic_smem, syncthreads,
 // sync_group, syncwarp, cp_async_fence, cp_async_wait<N>, shfl_xor, any, fence_device, increment, load_device,
-// store_device, await, announce, check_alignment, prefetch, byte_pair, at_least_mask, pack_subnormals, multiply, exp2,
+// store_device, await, announce, check_alignment, prefetch, byte_pair, at_least_mask, pack_subnormals, kHasMaxOfThree, max3, multiply, exp2,
 // log2, reciprocal, launch.
 #pragma once
 

@@ -33,7 +33,7 @@ struct Epilogue {
   template <class Accumulator>
   SDPA_DEVICE static void store_tile(const Params &params, const WorkTile &tile, const Sequence &sequence, char *smem,
                                      Accumulator &tOrO, SoftmaxState &softmax) {
-    const int tid = Arch::thread_idx_again();
+    const int tid = Traits::row_thread_again();
     Tensor tOrO_rows = make_tensor(tOrO.data(), accumulator_rows_cols(tOrO.layout()));  // (rows, cols)
     const bool needs_mean = params.softmax_lse != nullptr || params.sinks.data != nullptr;
     softmax.finish();
@@ -57,7 +57,7 @@ struct Epilogue {
         *Rows::lse_at(params, tile, sequence, row) = SoftmaxState::lse(row_max, softmax.row_sum[i]);
     }
 
-    Arch::syncthreads();  // every warp has read its last K and V: their room may take O
+    Traits::sync_before_out();
     Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem + Traits::kOffsetO)),
                             typename Traits::SmemLayoutO{});  // (kBlockM, kHeadDim)
     CUTE_UNROLL

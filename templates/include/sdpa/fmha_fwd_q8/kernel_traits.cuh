@@ -69,6 +69,11 @@ struct KernelTraits : Config {
     return Arch::thread_idx();
   }
 
+  // A thread's index among those that compute.
+  SDPA_DEVICE static int row_thread_again() { return Arch::thread_idx_again(); }
+  // Every warp has read its last K and V: their room may take O.
+  SDPA_DEVICE static void sync_before_out() { Arch::syncthreads(); }
+
   // What the shared parts of attention/ and fmha_fwd/ ask.
   static constexpr bool kIsGeneral = true;
   static constexpr bool kHasDropout = false;
@@ -159,6 +164,9 @@ struct KernelTraits : Config {
   // O takes the sums of P̂ V̂ as the floats kMagic + P̂ V̂: one instruction an element instead of two. At head_dim 64 that
   // spills, and memory bounds split kernels.
   static constexpr bool kShiftsO = kQuantizesV && kHeadDim > 64 && !kIsSplit;
+
+  static constexpr bool kSumsStartAtMagic = true;  // those of Q̂ K̂ᵀ, so that they are floats when they are done
+  static constexpr bool kAddsLate = false;
 
   using ByteLdsm = Copy_Atom<typename Arch::LdsmN, int8_t>;
   using LdsmT = Copy_Atom<typename Arch::LdsmT, Element>;

@@ -74,9 +74,14 @@ struct QPrologue {
           *reinterpret_cast<uint2 *>(&sQ(row, (4 * v + quad_lane) * 8)) =
               make_uint2(to_bytes<Arch>(&x[v][0], inverse), to_bytes<Arch>(&x[v][4], inverse));
       }
-      const float scale = scale_of(amax) * params.softmax_scale_log2;
-      q_scale[i] = scale > kLargestFloat ? kLargestFloat : scale;
+      q_scale[i] = scale_of_row(params, amax);
     }
+  }
+
+  // The scale of a row of which `amax` is the largest |x|.
+  SDPA_DEVICE static float scale_of_row(const Params &params, uint32_t amax) {
+    const float scale = scale_of(amax) * params.softmax_scale_log2;
+    return scale > kLargestFloat ? kLargestFloat : scale;
   }
 
   // |softmax_scale| · log2(e) · q·c of row `row` of the sequence, with the sign of softmax_scale in q.

@@ -28,6 +28,7 @@
 
 #include "sdpa/attention/softmax.cuh"
 #include "sdpa/fmha_fwd_q8/kernel_traits.cuh"
+#include "sdpa/fmha_fwd_q8/rounding.cuh"
 
 namespace sdpa::fmha_fwd_q8 {
 
@@ -43,6 +44,8 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   static constexpr int kRows = Traits::kRowsPerThread;
   static constexpr int kRuns = Traits::kBlockN / 16;  // of 4 neighbouring keys, in a lane's row
   static constexpr int kTerms = 32;
+  // What a score is larger than S by.
+  static constexpr float kStart = Traits::kSumsStartAtMagic ? kMagic : 0.f;
   // P̂ · 2^-24 is what exp2 gives: the bits of a half that holds it are the integer.
   static constexpr float kLog2Scale = 7.97727992349992f - 24.f;  // log2(252) - 24
   // What P and row_sum leave for the end: O · kOutScale / row_sum, and row_max + kLseShift in softmax_lse.
@@ -51,7 +54,8 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
 
   float q_scale[kRows];  // with the softmax's own, in log2 units
   float shift[kRows] = {};
-  bool is_due = false;  // shift has to leave O before the next block that is seen
+  float late_weight[kRows] = {};  // with kAddsLate, of the block whose P̂ V̂ is not in O yet
+  bool is_due = false;            // shift has to leave O before the next block that is seen
 
   // The last: O becomes the sums of P V.
   template <class Out>
@@ -74,7 +78,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     bool moves = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      block_max[i] = (largest(scores, i) - kMagic) * factor(i, k_scale);
+      block_max[i] = (largest_sum(scores, i) - kMagic) * factor(i, k_scale);
       moves |= block_max[i] > row_max[i] + kSlack;
     }
     if (Arch::any(moves)) {
@@ -94,18 +98,18 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   }
 
   // V of bytes, where the 16 tokens of a lane share a scale. scores (kRows, cols): kMagic + S, or -inf → 252 P · 2^-24.
-  // weight: exp2(reference - row_max).
+  // most: the largest S of each of the lane's rows. weight: exp2(reference - row_max).
   template <class Scores, class Out>
-  SDPA_DEVICE void update(Scores &scores, Out &out, float k_scale, float v_log2, float v_inverse,
-                          float (&weight)[kRows]) {
+  SDPA_DEVICE void update(Scores &scores, const float (&most)[kRows], Out &out, float k_scale, float v_log2,
+                          float v_inverse, float (&weight)[kRows]) {
     float reference[kRows];
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) reference[i] = fmaf(largest(scores, i) - kMagic, factor(i, k_scale), v_log2);
+    for (int i = 0; i < kRows; ++i) reference[i] = fmaf(most[i], factor(i, k_scale), v_log2);
     refer(reference, out, weight);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const float c = factor(i, k_scale);
-      const float subtrahend = fmaf(kMagic, c, (reference[i] - v_log2) - kLog2Scale);
+      const float subtrahend = with_start(c, (reference[i] - v_log2) - kLog2Scale);
       float sum = 0.f;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
@@ -114,6 +118,15 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
       }
       row_sum[i] = fmaf(Arch::multiply(sum, v_inverse), weight[i], row_sum[i]);
     }
+  }
+
+  template <class Scores, class Out>
+  SDPA_DEVICE void update(Scores &scores, Out &out, float k_scale, float v_log2, float v_inverse,
+                          float (&weight)[kRows]) {
+    float most[kRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) most[i] = largest_sum(scores, i) - kMagic;
+    update(scores, most, out, k_scale, v_log2, v_inverse, weight);
   }
 
   // The same where tokens have scales of their own. `v_log2` and `v_inverse` have this lane's four tokens of every 16.
@@ -134,12 +147,11 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
       }
     }
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) reference[i] = largest(scores, i) - Arch::multiply(kMagic, factor(i, k_scale));
+    for (int i = 0; i < kRows; ++i) reference[i] = largest(scores, i) - start_of(factor(i, k_scale));
     refer(reference, out, weight);
     float subtrahend[kRows], sum[kRows] = {};
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i)
-      subtrahend[i] = (reference[i] + Arch::multiply(kMagic, factor(i, k_scale))) - kLog2Scale;
+    for (int i = 0; i < kRows; ++i) subtrahend[i] = (reference[i] + start_of(factor(i, k_scale))) - kLog2Scale;
     CUTE_UNROLL
     for (int run = 0; run < kRuns; ++run) {
       const float4 inverse = load4(v_inverse + 16 * run);
@@ -157,13 +169,38 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
     for (int i = 0; i < kRows; ++i) row_sum[i] = fmaf(sum[i], weight[i], row_sum[i]);
   }
 
- protected:
+  // The largest of a row's scores, of this lane's columns.
   template <class Scores>
   SDPA_DEVICE static float largest(const Scores &scores, int i) {
     float max[2] = {scores(i, 0), scores(i, 1)};  // two, of which neither waits for the other
     CUTE_UNROLL
     for (int j = 2; j < size<1>(scores); ++j) max[j % 2] = fmaxf(max[j % 2], scores(i, j));
     return fmaxf(max[0], max[1]);
+  }
+
+  // The same of floats kMagic + S, and -inf, which are in the order of their bits.
+  template <class Scores>
+  SDPA_DEVICE static float largest_sum(const Scores &scores, int i) {
+    if constexpr (Arch::kHasMaxOfThree) {
+      const auto bits = [&](int j) SDPA_INLINE_LAMBDA { return static_cast<int>(to_bits(scores(i, j))); };
+      int max = cute::max(bits(0), bits(1));
+      CUTE_UNROLL
+      for (int j = 2; j < size<1>(scores); j += 2) max = Arch::max3(max, bits(j), bits(j + 1));
+      return to_float(static_cast<uint32_t>(max));
+    } else {
+      return largest(scores, i);
+    }
+  }
+
+ protected:
+  // What kStart is worth in log2 units, and x + that, rounded once.
+  SDPA_DEVICE static float start_of(float c) {
+    if constexpr (kStart == 0.f) return 0.f;
+    return Arch::multiply(kStart, c);
+  }
+  SDPA_DEVICE static float with_start(float c, float x) {
+    if constexpr (kStart == 0.f) return x;
+    return fmaf(kStart, c, x);
   }
 
   // The references of a block, from those of this lane: its own, and row_max with O and row_sum.
@@ -213,6 +250,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   template <class Out>
   SDPA_DEVICE void scale_row(int i, float scores_scale, Out &out) {
     row_sum[i] *= scores_scale;
+    if constexpr (Traits::kAddsLate) late_weight[i] *= scores_scale;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(out); ++j) {
       if constexpr (Traits::kShiftsO) out(i, j) -= shift[i];

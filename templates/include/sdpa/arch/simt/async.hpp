@@ -26,8 +26,10 @@ class Block;
 // One instruction of one warp.
 struct Wgmma {
   using Decode = void (*)(Block &block, const Wgmma &op, int first_row, WgmmaOperands &operands);
+  using Multiply = void (*)(const WgmmaOperands &operands, float *acc, int n);
 
   Decode decode;
+  Multiply multiply;
   int n;
   bool is_b_mn_major;
   bool has_a_in_registers;
@@ -40,16 +42,16 @@ struct Wgmma {
 
 // What a warp's wgmma write to. While some are in flight, the lanes' registers hold poison and the values are here.
 struct WgmmaAccumulator {
-  float *lanes[32];
+  char *lanes[32];  // n / 2 registers
   int n;
   int num_pending;
-  std::vector<float> tile;  // [16][n]
+  std::vector<float> tile;  // [16][n], or the bits of int32
 };
 
 struct WgmmaQueue {
   // What a lane hands over when it issues one.
   struct Operands {
-    float *accumulator;
+    void *accumulator;
     const uint32_t *a_registers;
     uint64_t a, b;
     bool is_zeroed;

@@ -282,16 +282,17 @@ inline void Async::issue(Block &block, int warp, const Wgmma &given) {
     WgmmaAccumulator &added = queue.accumulators.emplace_back();
     added.n = op.n;
     added.num_pending = 0;
-    for (int lane = 0; lane < kWarpSize; ++lane) added.lanes[lane] = queue.lanes[size_t(lane)].accumulator;
+    for (int lane = 0; lane < kWarpSize; ++lane)
+      added.lanes[lane] = static_cast<char *>(queue.lanes[size_t(lane)].accumulator);
   }
   WgmmaAccumulator &acc = queue.accumulators[index];
   if (acc.num_pending++ == 0) {
     acc.tile.resize(size_t(16 * op.n));
     for (int lane = 0; lane < kWarpSize; ++lane) {
-      float *const registers = acc.lanes[lane];
+      char *const registers = acc.lanes[lane];
       for (int i = 0; i < op.n / 2; ++i) {
         const int row = lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        acc.tile[size_t(row * op.n + column)] = registers[i];
+        std::memcpy(&acc.tile[size_t(row * op.n + column)], registers + 4 * i, 4);
       }
       std::memset(registers, SharedMemory::kPoison, size_t(op.n / 2) * sizeof(float));
     }
@@ -316,16 +317,16 @@ inline void Async::execute(Block &block, WgmmaQueue &queue, int warp, const Wgmm
   }
   op.decode(block, op, warp % 4 * 16, operands_);
   if (op.is_zeroed) std::fill(acc.tile.begin(), acc.tile.end(), 0.f);
-  multiply(operands_, acc.tile.data(), op.n);
+  op.multiply(operands_, acc.tile.data(), op.n);
   if (--acc.num_pending > 0) return;
   for (int lane = 0; lane < kWarpSize; ++lane) {
-    float *const registers = acc.lanes[lane];
+    char *const registers = acc.lanes[lane];
     for (int i = 0; i < op.n / 2; ++i) {
       uint32_t bits;
-      std::memcpy(&bits, &registers[i], sizeof(bits));
+      std::memcpy(&bits, registers + 4 * i, sizeof(bits));
       if (bits != 0xffffffffu) block.fail("wgmma: an accumulator of lane %d was written while it was in flight", lane);
       const int row = lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      registers[i] = acc.tile[size_t(row * op.n + column)];
+      std::memcpy(registers + 4 * i, &acc.tile[size_t(row * op.n + column)], 4);
     }
   }
 }

@@ -47,10 +47,29 @@ SDPA_SIMT_UNOBSERVED inline void decode(Block &block, const Wgmma &op, int first
   decode_b<Format>(operands, MatrixDescriptor::of(op.b), kIsMnMajor, N, b_at);
 }
 
+template <int N>
+SDPA_SIMT_UNOBSERVED inline void decode_bytes(Block &block, const Wgmma &op, int, WgmmaOperands &operands) {
+  for (int lane = 0; lane < kWarpSize; ++lane) decode_a_bytes(operands, lane, op.lane_a[lane]);
+  decode_b_bytes(operands, MatrixDescriptor::of(op.b), N,
+                 [&](uint32_t shared) { return block.async().operand(block, shared, "B"); });
+}
+
+// ByteA: int8_t or uint8_t; the bytes of B are signed.
+template <class ByteA, int N>
+inline void execute_byte_wgmma(Block &block, Warp &warp) {
+  Wgmma op = {};
+  op.decode = &decode_bytes<N>;
+  op.multiply = &multiply_bytes<ByteA>;
+  op.n = N;
+  op.has_a_in_registers = true;
+  block.async().issue(block, warp_of(block, warp), op);
+}
+
 template <class Format, bool kAInRegisters, bool kIsMnMajor, int N>
 inline void execute_wgmma(Block &block, Warp &warp) {
   Wgmma op = {};
   op.decode = &decode<Format, kAInRegisters, kIsMnMajor, N>;
+  op.multiply = &multiply;
   op.n = N;
   op.is_b_mn_major = kIsMnMajor;
   op.has_a_in_registers = kAInRegisters;
@@ -80,6 +99,8 @@ template <int N>
 inline constexpr Collective kSetRegisters{"setmaxnreg", true, &execute_set_registers<N>};
 template <class Format, bool kAInRegisters, bool kIsMnMajor, int N>
 inline constexpr Collective kWgmma{"wgmma", true, &execute_wgmma<Format, kAInRegisters, kIsMnMajor, N>};
+template <class ByteA, int N>
+inline constexpr Collective kByteWgmma{"wgmma of bytes", true, &execute_byte_wgmma<ByteA, N>};
 inline constexpr Collective kStmatrix{"stmatrix", true, &execute_stmatrix};
 
 }  // namespace detail
@@ -119,6 +140,15 @@ inline void wgmma(float *accumulator, uint64_t a, uint64_t b, bool is_zeroed) {
   block.async().queue(block.thread_idx() / kWarpSize).lanes[size_t(block.lane())] = {accumulator, nullptr, a, b,
                                                                                      is_zeroed};
   block.meet(detail::kWgmma<Format, false, kIsMnMajor, N>);
+}
+
+// The same of bytes, K-major: A is four registers.
+template <class ByteA, int N>
+inline void wgmma_bytes(void *accumulator, const uint32_t *a_registers, uint64_t b, bool is_zeroed) {
+  Block &block = *current_block;
+  block.async().queue(block.thread_idx() / kWarpSize).lanes[size_t(block.lane())] = {accumulator, a_registers, 0, b,
+                                                                                     is_zeroed};
+  block.meet(detail::kByteWgmma<ByteA, N>);
 }
 
 // stmatrix.x4; `row` is in shared memory.

@@ -23,7 +23,7 @@ struct TensorMap {
   uint32_t box[kMaxRank];
   uint8_t rank;
   uint8_t element_bytes;
-  uint8_t swizzle_bytes;  // 32, 64 or 128
+  uint8_t swizzle_bytes;  // 32, 64 or 128; 16: not swizzled
 };
 
 // Where the 16 bytes at a shared address lie when rows of `swizzle_bytes` are swizzled.
@@ -64,6 +64,18 @@ inline Status make_tensor_map(TensorMap &map, const char *name, int element_byte
       return refuse("stride", i, map.stride[i], "it is a multiple of 16 below 2^40");
   }
   return {};
+}
+
+// What a copy without a map moves: one row.
+inline TensorMap bytes_as_they_lie(const void *address, int bytes) {
+  TensorMap map = {};
+  map.address = static_cast<char *>(const_cast<void *>(address));
+  map.rank = map.element_bytes = 1;
+  map.swizzle_bytes = 16;
+  for (int i = 0; i < kMaxRank; ++i) map.extent[i] = map.box[i] = 1;
+  map.extent[0] = map.box[0] = static_cast<uint32_t>(bytes);
+  map.stride[0] = 1;
+  return map;
 }
 
 inline size_t box_bytes(const TensorMap &map) {

@@ -1,10 +1,11 @@
-// wgmma of one warp: its 16 rows of D[64, N] = A[64, 16] B[16, N] + C, from the descriptors that a GPU gets.
+// wgmma of one warp: its 16 rows of D[64, N] = A[64, K] B[K, N] + C, from the descriptors that a GPU gets. K is 16 for
+// elements of 16 bits and float32 sums, 32 for bytes and int32 sums.
 //
 // A descriptor names a matrix in shared memory by its first byte, two strides and a swizzle (PTX ISA, "Asynchronous
 // warpgroup level matrix shared memory layout"). K-major: 8 rows of `width` bytes lie one after the other, the next 8
-// rows `stride` bytes on. MN-major: 8 values of k, each with width / 2 elements along N, the next 8 `stride` bytes on,
+// rows `stride` bytes on; bytes lie like that. MN-major: 8 values of k, each with width / 2 elements along N, the next 8 `stride` bytes on,
 // the next width / 2 elements `leading` bytes on. Accumulators and an A in registers lie as those of mma.hpp do, one
-// 16 x 8 tile after another. Arithmetic only; who waits for what is block.hpp's business.
+// 16 x 8 tile after another, and those of bytes as in byte_mma.hpp. Arithmetic only; who waits for what is block.hpp's business.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +46,12 @@ struct MatrixDescriptor {
   }
 };
 
-// Operands as floats.
+// Operands as floats, or bytes as they come.
 struct WgmmaOperands {
   alignas(32) float a[16][16];
   alignas(32) float b[16][kMaxWgmmaN];
+  uint8_t a_bytes[16][32];
+  int8_t b_bytes[kMaxWgmmaN][32];
 };
 
 // chunk(address): the 16 bytes at a shared address.
@@ -106,6 +109,40 @@ inline void multiply(const WgmmaOperands &from, float *acc, int n) {
         for (int i = 0; i < kRows; ++i) sum[i] += from.a[m + i][k] * row;
       }
       for (int i = 0; i < kRows; ++i) std::memcpy(acc + (m + i) * n + column, &sum[i], sizeof(Row));
+    }
+  }
+}
+
+// ---- bytes, K-major ----
+
+// chunk(address): the 16 bytes at a shared address.
+template <class Chunk>
+SDPA_SIMT_UNOBSERVED inline void decode_b_bytes(WgmmaOperands &to, const MatrixDescriptor &b, int n,
+                                                const Chunk &chunk) {
+  for (uint32_t column = 0; column < static_cast<uint32_t>(n); ++column) {
+    std::memcpy(&to.b_bytes[column][0], chunk(b.along_k(column, 0)), 16);
+    std::memcpy(&to.b_bytes[column][16], chunk(b.along_k(column, 8)), 16);
+  }
+}
+
+// Lane `lane`'s four registers of A.
+inline void decode_a_bytes(WgmmaOperands &to, int lane, const uint32_t (&registers)[4]) {
+  const int g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i) std::memcpy(&to.a_bytes[g + i % 2 * 8][4 * t + i / 2 * 16], &registers[i], 4);
+}
+
+// acc[16][n] += A B, int32 in the bits of a float. ByteA: int8_t or uint8_t.
+template <class ByteA>
+inline void multiply_bytes(const WgmmaOperands &from, float *acc, int n) {
+  for (int m = 0; m < 16; ++m) {
+    for (int column = 0; column < n; ++column) {
+      int32_t sum = 0;
+      for (int k = 0; k < 32; ++k)
+        sum += static_cast<int32_t>(static_cast<ByteA>(from.a_bytes[m][k])) * from.b_bytes[column][k];
+      uint32_t word;
+      std::memcpy(&word, acc + m * n + column, sizeof(word));
+      word += static_cast<uint32_t>(sum);
+      std::memcpy(acc + m * n + column, &word, sizeof(word));
     }
   }
 }

@@ -1,0 +1,71 @@
+"""What is legal among Hopper's quantised kernels: `RULES`, in the order in which a refusal names them.
+
+They restate what templates/include/sdpa/fmha_fwd_q8_sm90/kernel_traits.cuh asserts.
+"""
+
+from __future__ import annotations
+
+from generator.core.rules import RESOURCES, Rule
+from generator.families.fmha_fwd_q8.config import Math
+from generator.families.fmha_fwd_q8.rules import BLOCK_N
+from generator.families.fmha_fwd_q8_sm90.config import OTHER_REGISTERS, FmhaFwdQ8Sm90
+from generator.families.fmha_fwd_sm90.config import WARPGROUP_ROWS, WARPGROUP_WARPS
+from generator.families.fmha_fwd_sm90.rules import CONSUMER_REGISTERS
+
+HEAD_DIMS = (64, 128)  # bytes of a row of K: as many as a swizzle has
+MIN_STAGES, MAX_STAGES = 2, 8  # a block's P V goes on while the next block's Q Kᵀ reads another stage
+
+RULES: tuple[Rule[FmhaFwdQ8Sm90], ...] = (
+    Rule(
+        "head_dim",
+        f"head_dim is {HEAD_DIMS[0]} or {HEAD_DIMS[1]}; smaller ones are filled up with zeros",
+        lambda c: (
+            c.head_dim in HEAD_DIMS or f"head_dim {c.head_dim} is neither {HEAD_DIMS[0]} nor {HEAD_DIMS[1]}"
+        ),
+    ),
+    Rule(
+        "math",
+        "both products are of bytes",
+        lambda c: c.math is Math.INT8 or f"math {c.math.value} is not {Math.INT8.value}",
+    ),
+    Rule(
+        "block_n",
+        f"block_n is {BLOCK_N}",
+        lambda c: c.tile.block_n == BLOCK_N or f"block_n {c.tile.block_n} is not {BLOCK_N}",
+    ),
+    Rule(
+        "block_m",
+        "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
+        lambda c: (
+            c.tile.block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
+            or f"block_m {c.tile.block_m} is not one of 128, 192"
+        ),
+    ),
+    Rule(
+        "warps",
+        "a warpgroup loads, and every 64 rows have one",
+        lambda c: (
+            c.tile.warps == (warps := WARPGROUP_WARPS * (c.consumers + 1))
+            or f"block_m {c.tile.block_m} needs {warps} warps, not {c.tile.warps}"
+        ),
+    ),
+    Rule(
+        "stages",
+        f"{MIN_STAGES} to {MAX_STAGES} stages",
+        lambda c: (
+            MIN_STAGES <= c.tile.stages <= MAX_STAGES
+            or f"stages {c.tile.stages} is not one of {MIN_STAGES} to {MAX_STAGES}"
+        ),
+    ),
+    Rule(
+        "consumer_registers",
+        "Q, S, P, the sums of P V and O leave a consumer's thread enough registers",
+        lambda c: (
+            (limit := CONSUMER_REGISTERS.get(c.consumers)) is None  # as block_m says
+            or (least := c.accumulator_registers + OTHER_REGISTERS) <= limit
+            or f"at least {least} registers a thread ({c.accumulator_registers} for operands and sums), "
+            f"the limit of {c.consumers} consumers is {limit}"
+        ),
+    ),
+    *(rule for rule in RESOURCES if rule.name == "smem"),
+)
