@@ -190,7 +190,7 @@ def best_quantised(device: DeviceInfo, precision: Precision, **changes: Any) -> 
         {},
         {"causal": Causal.BOTTOM_RIGHT},
         {"has_lengths": True},
-        {"window": (512, 0)},
+        {"window": (1024, 0)},
         {"has_sinks": True},
         {"head_dim": 104, "head_dim_v": 72},
     ],

@@ -9,7 +9,16 @@ _LOAD = "fmha_fwd_q8_sm90/tile_load.cuh"
 _Q = "fmha_fwd_q8_sm90/q_fragment.cuh"
 
 
-def _hopper(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
+def _hopper(
+    name: str,
+    header: str,
+    old: str,
+    new: str,
+    defect: str,
+    by: Check = Check.NUMERICS,
+    *,
+    alone: bool = False,
+) -> Mutant:
     return Mutant(
         name=f"quantized_hopper_{name}",
         header=header,
@@ -18,6 +27,7 @@ def _hopper(name: str, header: str, old: str, new: str, defect: str, by: Check =
         defect=defect,
         kernels=Kernels.QUANTIZED_HOPPER,
         by=by,
+        alone=alone,
     )
 
 
@@ -141,6 +151,7 @@ QUANTIZED_HOPPER: tuple[Mutant, ...] = (
         "\n                                          .compose(_, typename Traits::KeyOrder{}));",
         ");",
         "scores are masked as if columns were keys",
+        alone=True,
     ),
     _hopper(
         "halves_of_p_swapped",

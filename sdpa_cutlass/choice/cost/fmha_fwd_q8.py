@@ -35,6 +35,7 @@ from .model import (
     Model,
     ceil_div,
 )
+from .quantised import INT8_PASS_BYTES, TilesBehindAPass, pass_cycles
 from .splits import MAX_SPLIT_TILES, meeting_cycles
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
@@ -48,9 +49,7 @@ _OTHER_PER_SCORE = {Accuracy.INT8: 8.0, Accuracy.INT8_QK: 5.0}  # for a thread
 _OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O; for a score and a column
 # A selection; or what makes a number of a bias, keeps it finite and adds it to a sum that became a float.
 _MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType.F32: 8}
-_PASS_BYTES = {Accuracy.INT8: 6, Accuracy.INT8_QK: 3}  # for a key and a column
-_PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
-_MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
+_PASS_BYTES = {Accuracy.INT8: INT8_PASS_BYTES, Accuracy.INT8_QK: 3}  # for a key and a column
 # Of split kernels.
 _CHAIN_CYCLES = 600  # of a block, in which its warp waits
 _LOADED_BYTES_PER_CLOCK = 25  # of an SM, where all ask
@@ -73,57 +72,15 @@ def _issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: Mask
     return (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
 
 
-def _pass_cycles(kernel: KernelInfo, device: DeviceInfo, problem: Problem) -> float:
-    """Of the pass that makes bytes of K and V."""
-    blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
-    quantised = blocks * kernel.block_n * kernel.head_dim * _PASS_BYTES[kernel.accuracy]
-    return quantised / (device.sms * _PASS_BYTES_PER_CLOCK)
-
-
-class FmhaFwdQ8(Model):
-    """Tiles dealt out to the SMs, behind the pass that makes their bytes."""
+class FmhaFwdQ8(TilesBehindAPass):
+    """Tiles of mma.sync."""
 
     def __init__(self, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> None:
-        super().__init__(kernel, device)
-        self._block = self._block_cycles(problem)
-        self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
-        self._tile_cycles = CTA_CYCLES
-        self._is_causal = problem.is_causal
-        self.rows_of_a_price = kernel.block_m
-        self.keys_of_a_price = kernel.block_n
-
-    def cost(self, problem: Problem) -> tuple[float, int]:
-        kernel, sms = self.kernel, self.device.sms
-        tiles = ceil_div(problem.seqlen_q, kernel.block_m) * problem.batch * problem.num_heads_q
-        tile = self._blocks(problem) * self._block
-        if self._is_causal:
-            tile += _MASKED_BLOCKS * self._block * ceil_div(kernel.block_m, kernel.block_n)
-        # The CTAs of an SM share its rate; the last wave may be a part of one, where tiles are unlike.
-        is_dealt = self._is_causal and problem.seqlen_q > kernel.block_m
-        rounds = max(tiles / sms, 1) if is_dealt else ceil_div(tiles, sms)
-        ends = self._tile_cycles * ceil_div(tiles, sms * self._resident)
-        return 2 * LAUNCH_CYCLES + _pass_cycles(kernel, self.device, problem) + rounds * tile + ends, 0
-
-    def grid(self, problem: Problem, num_splits: int) -> tuple[int, float]:
-        kernel = self.kernel
-        m_blocks = ceil_div(problem.seqlen_q, kernel.block_m)
-        computed = self._blocks(problem) * m_blocks * kernel.block_m * kernel.block_n
-        return m_blocks * problem.batch * problem.num_heads_q, problem.visible_scores / max(computed, 1)
-
-    def _block_cycles(self, problem: Problem) -> float:
-        """Of an SM, for a block of keys of a tile."""
-        kernel = self.kernel
-        cycles = _issue_cycles(kernel, self.device, kernel.block_m // 16, problem.mask)
+        super().__init__(kernel, problem, device, pass_bytes=_PASS_BYTES[kernel.accuracy])
+        self._block = _issue_cycles(kernel, device, kernel.block_m // 16, problem.mask)
         if problem.mask is not None:
-            cycles += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
-        return cycles
-
-    def _blocks(self, problem: Problem) -> float:
-        """Blocks of keys of a tile, on average."""
-        rows = rows_of_tiles(problem, self.kernel.block_m, 1)
-        if rows is None:
-            return ceil_div(problem.seqlen_k, self.kernel.block_n)
-        return rows.all_rounds(self.kernel.block_n) / rows.count
+            self._block += kernel.block_m * kernel.block_n * problem.mask.itemsize / L2_BYTES_PER_CLOCK
+        self._resident = max(device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA), 1)
 
 
 class FmhaFwdQ8Split(Model):
@@ -150,7 +107,9 @@ class FmhaFwdQ8Split(Model):
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         cycles, num_splits = self.cost_of_held(problem)
-        return LAUNCH_CYCLES + _pass_cycles(self.kernel, self.device, problem) + cycles, num_splits
+        return LAUNCH_CYCLES + pass_cycles(
+            self.kernel, self.device, problem, _PASS_BYTES[self.kernel.accuracy]
+        ) + cycles, num_splits
 
     def cost_of_held(self, problem: Problem) -> tuple[float, int]:
         """The same of keys and values whose bytes there are: of the second launch alone."""

@@ -2,6 +2,7 @@
 // tensor maps, rings of mbarriers and barriers that some warps only arrive at.
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <vector>
 
 #include "sm90_operands.hpp"
@@ -79,6 +80,74 @@ SIMT_CASE(wgmma_adds_to_what_was_there_and_takes_a_from_registers) {
     wgmma_commit();
     wgmma_wait<0>();
     for (int i = 0; i < kN / 2; ++i) CHECK(twice[i] == 2 * from_registers[i]);
+  }));
+}
+
+// A of bytes from registers, B [kN, columns] from shared memory: every swizzle, signed and not, onto integers that no
+// float holds next to the sums.
+template <class ByteA>
+static void check_product_of_bytes(int width, int step) {
+  constexpr uint32_t kBefore = 0x40000001;
+  std::mt19937 random{uint32_t(width + step)};
+  std::vector<uint8_t> a(kRows * 32);
+  std::vector<int8_t> b(size_t(kN * width));
+  for (auto &byte : a) byte = uint8_t(random());
+  for (auto &byte : b) byte = int8_t(random());
+  const uint64_t extent[2] = {uint64_t(width), kN}, stride[1] = {uint64_t(width)};
+  const uint32_t box[2] = {uint32_t(width), kN};
+  TensorMap map;
+  CHECK_OK(make_tensor_map(map, "b", 1, b.data(), 2, extent, stride, box, width));
+  CHECK_OK(run_kernel(1, kThreads, kSmemBytes, [&] {
+    if (thread_idx() == 0) init(barrier(), 1);
+    syncthreads();
+    if (thread_idx() == 0) {
+      expect(barrier(), kN * width);
+      load(map, dynamic_smem());
+    }
+    wait(barrier(), 0);
+    const int lane = thread_idx() % 32, first = thread_idx() / 32 * 16 + lane / 4, k = lane % 4 * 4;
+    uint32_t registers[4];
+    for (int i = 0; i < 4; ++i) std::memcpy(&registers[i], &a[size_t((first + i % 2 * 8) * 32 + k + i / 2 * 16)], 4);
+    uint32_t once[kN / 2], added[kN / 2];
+    for (uint32_t &sum : added) sum = kBefore;
+    wgmma_fence();
+    wgmma_bytes<ByteA, kN>(once, registers, descriptor(32 * step, 0, 8 * width, width), true);
+    wgmma_bytes<ByteA, kN>(added, registers, descriptor(32 * step, 0, 8 * width, width), false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < kN / 2; ++i) {
+      const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      int sum = 0;
+      for (int at = 0; at < 32; ++at)
+        sum += int(ByteA(a[size_t(row * 32 + at)])) * b[size_t(column * width + 32 * step + at)];
+      CHECK(int32_t(once[i]) == sum);
+      CHECK(added[i] == kBefore + uint32_t(sum));
+    }
+  }));
+}
+
+SIMT_CASE(wgmma_of_bytes_makes_integers) {
+  for (const int width : {32, 64, 128}) {
+    for (int step = 0; step < width / 32; ++step) {
+      check_product_of_bytes<int8_t>(width, step);
+      check_product_of_bytes<uint8_t>(width, step);
+    }
+  }
+}
+
+SIMT_CASE(a_bulk_copy_moves_bytes_as_they_lie) {
+  alignas(16) static uint8_t from[528];
+  for (size_t i = 0; i < sizeof(from); ++i) from[i] = uint8_t(7 * i);
+  CHECK_OK(run_kernel(1, 32, kSmemBytes, [] {
+    if (thread_idx() == 0) {
+      init(barrier(), 1);
+      expect(barrier(), sizeof(from));
+      async().load(*current_block, bytes_as_they_lie(from, 512), barrier(), dynamic_smem() + 128, {0, 0, 0, 0, 0});
+      async().load(*current_block, bytes_as_they_lie(from + 512, 16), barrier(), dynamic_smem(), {0, 0, 0, 0, 0});
+      wait(barrier(), 0);
+      CHECK(std::memcmp(dynamic_smem() + 128, from, 512) == 0);
+      CHECK(std::memcmp(dynamic_smem(), from + 512, 16) == 0);
+    }
   }));
 }
 
