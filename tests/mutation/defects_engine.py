@@ -271,4 +271,26 @@ ENGINE: tuple[Mutant, ...] = (
         "if (false)",
         "a load over what the other CTA has not waited for is not found",
     ),
+    # ---- bytes ----
+    _engine(
+        "bytes_of_a_are_signed",
+        "arch/simt/wgmma.hpp",
+        "static_cast<int32_t>(static_cast<ByteA>(from.a_bytes[m][k]))",
+        "static_cast<int32_t>(static_cast<int8_t>(from.a_bytes[m][k]))",
+        "wgmma of bytes takes unsigned ones as signed",
+    ),
+    _engine(
+        "halves_of_a_registers_swapped",
+        "arch/simt/wgmma.hpp",
+        "std::memcpy(&to.a_bytes[g + i % 2 * 8][4 * t + i / 2 * 16], &registers[i], 4);",
+        "std::memcpy(&to.a_bytes[g + i / 2 * 8][4 * t + i % 2 * 16], &registers[i], 4);",
+        "wgmma of bytes takes rows for columns of A",
+    ),
+    _engine(
+        "bulk_copies_are_swizzled",
+        "arch/simt/tensor_map.hpp",
+        "map.swizzle_bytes = 16;",
+        "map.swizzle_bytes = 128;",
+        "copies without a map move pieces of 16 bytes to other places",
+    ),
 )

@@ -100,7 +100,6 @@ QUANTIZED_HOPPER: tuple[Mutant, ...] = (
         "row < sequence.seqlen_q && col < params.head_dim)",
         "row < sequence.seqlen_q)",
         "a smaller head_dim reads what lies behind its rows",
-        Check.GUARD_PAGES,
     ),
     _hopper(
         "largest_of_a_lane",

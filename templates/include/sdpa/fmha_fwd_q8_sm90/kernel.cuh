@@ -4,10 +4,10 @@
 //   softmax_lse = ln Σ_j exp(softmax_scale · S_ij)      float32 [B, Hq, Sq]
 //
 // `fmha_fwd_q8::Quantize` turns K and V into bytes first, in the same workspace. Then a CTA computes kBlockM query rows of
-// one head: one warp loads K and V by TMA (tile_load.cuh), two or three warpgroups quantise 64 rows of Q each (q_fragment.cuh) and
-// compute them (mainloop.cuh), with the arithmetic of fmha_fwd_q8/softmax.cuh. They meet at the barriers of
-// fmha_fwd_sm90/pipeline.cuh. Each kernel learns at run time whether it is causal, and takes windows, sinks, lengths,
-// packed sequences and smaller head dimensions; no mask that is a tensor, and no dropout.
+// one head: one warp loads blocks of K and V (tile_load.cuh), two or three warpgroups quantise 64 rows of Q each
+// (q_fragment.cuh) and compute them (mainloop.cuh), with the arithmetic of fmha_fwd_q8/softmax.cuh. Each kernel learns at
+// run time whether it is causal, and takes windows, sinks, lengths, packed sequences and smaller head dimensions; no mask
+// that is a tensor, and no dropout.
 #pragma once
 
 #include "sdpa/attention/key_range.cuh"

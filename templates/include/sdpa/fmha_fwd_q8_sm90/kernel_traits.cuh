@@ -2,8 +2,8 @@
 //
 // A CTA has one warpgroup that loads and kConsumers that compute, 64 query rows each. Shared memory, in bytes:
 //
-//   | K kStages x (64 x kHeadDim) | V likewise, kHeadDim x 64 | O kBlockM x kHeadDim, two bytes an element | scales of kStages
-//   blocks | barriers
+//   | K kStages x (64 x kHeadDim) | V kStages x (kHeadDim x 64) | O kBlockM x kHeadDim, two bytes an element
+//   | scales of kStages blocks | barriers |
 //
 // K and V lie as the workspace has them, swizzled by TMA. Both are the K-major operand that wgmma of bytes asks for: V was
 // transposed when it became bytes. Q and P are operands in registers, and lie there as those of m16n8k32 do, so
@@ -26,20 +26,6 @@ using fmha_fwd_sm90::kMaxSmemBytes;
 using fmha_fwd_sm90::kWarpgroup;
 using fmha_fwd_sm90::kWarpgroupRows;
 
-// wgmma of bytes for kColumns columns of the accumulator.
-template <int kColumns>
-struct ByteMma;
-template <>
-struct ByteMma<64> {
-  using S8S8 = SM90::GMMA::MMA_64x64x32_S32S8S8_RS_TN;
-  using U8S8 = SM90::GMMA::MMA_64x64x32_S32U8S8_RS_TN;
-};
-template <>
-struct ByteMma<128> {
-  using S8S8 = SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN;
-  using U8S8 = SM90::GMMA::MMA_64x128x32_S32U8S8_RS_TN;
-};
-
 // Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kMath.
 template <class Config>
 struct KernelTraits : Config {
@@ -57,15 +43,13 @@ struct KernelTraits : Config {
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;  // warpgroups
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kCtasPerSm = 1;
-  static constexpr int kCluster = 1;  // what pipeline.cuh asks
-  static constexpr bool kIsPair = false;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
   static constexpr int kLaunchRegisters = kConsumers == 3 ? 128 : 168;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
   static_assert(sizeof(Element) == 2);
-  static_assert(kMath == fmha_fwd_q8::Math::kInt8, "wgmma has no operand of 16 bits next to one of bytes");
+  static_assert(kMath == fmha_fwd_q8::Math::kInt8, "both products are of bytes");
   static_assert(kConsumers == 2 || kConsumers == 3, "2 or 3 consumer warpgroups");
   static_assert(kStages >= 2, "Q Kᵀ of a block is queued before P V of the one ahead has read its stage");
   static_assert(kBlockN == fmha_fwd_q8::kBlock, "what K and V have scales for goes by blocks of 64 keys");
@@ -100,7 +84,7 @@ struct KernelTraits : Config {
   SDPA_DEVICE static int row_thread_again() { return Arch::thread_idx_again() - kWarpgroup; }
   SDPA_DEVICE static void sync_before_out() {}  // O has room of its own
 
-  // What of a block a consumer's row holds, by column of S.
+  // As in fmha_fwd_q8/kernel_traits.cuh.
   using KeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlockN / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
 
   // ---- shared memory ----
@@ -135,8 +119,9 @@ struct KernelTraits : Config {
   static_assert(kTileBytes % 1024 == 0, "every tile starts where its swizzle does");
 
   // ---- MMA ----
-  using MmaQK = decltype(make_tiled_mma(typename ByteMma<kBlockN>::S8S8{}));
-  using MmaPV = decltype(make_tiled_mma(typename ByteMma<kHeadDim>::U8S8{}));
+  using MmaQK = decltype(make_tiled_mma(SM90::GMMA::MMA_64x64x32_S32S8S8_RS_TN{}));
+  using MmaPV = decltype(make_tiled_mma(std::conditional_t<kHeadDim == 64, SM90::GMMA::MMA_64x64x32_S32U8S8_RS_TN,
+                                                           SM90::GMMA::MMA_64x128x32_S32U8S8_RS_TN>{}));
 };
 
 }  // namespace sdpa::fmha_fwd_q8_sm90
