@@ -113,6 +113,12 @@ def test_explain_of_an_illegal_kernel_in_no_space(capsys: pytest.CaptureFixture[
     assert "  ok       block_m " in text
 
 
+def test_explain_of_consumers_that_have_no_number_of_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("fmha_fwd_sm90_d64_m256n64_s2_w20_f16", "fmha_fwd_q8_sm90_d64_m256n64_s2_w20_f16_int8"):
+        assert _run("--explain", name) == 0
+        assert "REFUSED  block_m " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -97,7 +97,8 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
         "consumer_registers",
         "S, P and O leave a consumer's thread enough registers",
         lambda c: (
-            (least := c.accumulator_registers + OTHER_REGISTERS) <= (limit := CONSUMER_REGISTERS[c.consumers])
+            (limit := CONSUMER_REGISTERS.get(c.consumers)) is None  # as block_m says
+            or (least := c.accumulator_registers + OTHER_REGISTERS) <= limit
             or f"at least {least} registers a thread ({c.accumulator_registers} for S, P and O), "
             f"the limit of {c.consumers} consumers is {limit}"
         ),
