@@ -86,12 +86,15 @@ def quantised_recipes(draw: st.DrawFn, rows: list[KernelInfo]) -> QuantisedRecip
     batch, heads = draw(st.integers(1, 3)), heads_kv * draw(st.integers(1, 3))
     lengths = st.lists(st.integers(_FEWEST_KEYS, keys), min_size=batch, max_size=batch).map(tuple)
     kernel = draw(st.sampled_from(rows))
+    causal = draw(_CAUSAL)
+    # From the top left the first rows see a key each: of few rows all see few.
+    fewest_rows = _FEWEST_KEYS if causal is Causal.TOP_LEFT else 32
     return QuantisedRecipe(
         kernel=kernel,
         num_splits=draw(st.integers(1, 9)) if kernel.is_split else 0,
-        sizes=(batch, heads, heads_kv, draw(st.integers(32, 300)), keys),
+        sizes=(batch, heads, heads_kv, draw(st.integers(fewest_rows, 300)), keys),
         kind=draw(st.sampled_from(FAMILIES)),
-        causal=draw(_CAUSAL),
+        causal=causal,
         lengths_k=draw(st.none() | lengths),
         mask_has=draw(st.none() | st.tuples(*[st.booleans()] * 3)) if kernel.mask_types else None,
         mask_dtype=draw(st.sampled_from(MASK_DTYPES)),
