@@ -9,8 +9,7 @@ from generator.core.rules import RESOURCES, Rule
 from generator.families.fmha_fwd_q8.config import Math
 from generator.families.fmha_fwd_q8.rules import BLOCK_N
 from generator.families.fmha_fwd_q8_sm90.config import OTHER_REGISTERS, FmhaFwdQ8Sm90
-from generator.families.fmha_fwd_sm90.config import WARPGROUP_ROWS, WARPGROUP_WARPS
-from generator.families.fmha_fwd_sm90.rules import CONSUMER_REGISTERS
+from generator.families.fmha_fwd_sm90.rules import CONSUMER_REGISTERS, CONSUMER_TILES
 
 HEAD_DIMS = (64, 128)  # bytes of a row of K: as many as a swizzle has
 MIN_STAGES, MAX_STAGES = 2, 8  # a block's P V goes on while the next block's Q Kᵀ reads another stage
@@ -33,22 +32,7 @@ RULES: tuple[Rule[FmhaFwdQ8Sm90], ...] = (
         f"block_n is {BLOCK_N}",
         lambda c: c.tile.block_n == BLOCK_N or f"block_n {c.tile.block_n} is not {BLOCK_N}",
     ),
-    Rule(
-        "block_m",
-        "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
-        lambda c: (
-            c.tile.block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
-            or f"block_m {c.tile.block_m} is not one of 128, 192"
-        ),
-    ),
-    Rule(
-        "warps",
-        "a warpgroup loads, and every 64 rows have one",
-        lambda c: (
-            c.tile.warps == (warps := WARPGROUP_WARPS * (c.consumers + 1))
-            or f"block_m {c.tile.block_m} needs {warps} warps, not {c.tile.warps}"
-        ),
-    ),
+    *CONSUMER_TILES,
     Rule(
         "stages",
         f"{MIN_STAGES} to {MAX_STAGES} stages",

@@ -5,6 +5,8 @@ They restate what templates/include/sdpa/fmha_fwd_sm90/kernel_traits.cuh asserts
 
 from __future__ import annotations
 
+from typing import Any
+
 from generator.core.rules import RESOURCES, Rule, head_dim_rule
 from generator.families.fmha_fwd_sm90.config import (
     MASKED_CONSUMERS,
@@ -20,6 +22,26 @@ MAX_BLOCK_N = 256  # of a wgmma, and of a TMA box
 
 # Registers of a consumer's thread after setmaxnreg, by the number of consumers.
 CONSUMER_REGISTERS = {2: 240, 3: 160}
+
+# Of every family whose warpgroups load and compute apart.
+CONSUMER_TILES: tuple[Rule[Any], ...] = (
+    Rule(
+        "block_m",
+        "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
+        lambda c: (
+            c.tile.block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
+            or f"block_m {c.tile.block_m} is not one of 128, 192"
+        ),
+    ),
+    Rule(
+        "warps",
+        "a warpgroup loads, and every 64 rows have one",
+        lambda c: (
+            c.tile.warps == (warps := WARPGROUP_WARPS * (c.consumers + 1))
+            or f"block_m {c.tile.block_m} needs {warps} warps, not {c.tile.warps}"
+        ),
+    ),
+)
 
 RULES: tuple[Rule[FmhaFwdSm90], ...] = (
     head_dim_rule(MAX_HEAD_DIM),
@@ -55,22 +77,7 @@ RULES: tuple[Rule[FmhaFwdSm90], ...] = (
             or f"dropout goes by {DROPOUT_BLOCK_N} keys, which do not divide block_n {c.tile.block_n}"
         ),
     ),
-    Rule(
-        "block_m",
-        "block_m is 128 or 192: 64 rows for each of 2 or 3 consumers",
-        lambda c: (
-            c.tile.block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
-            or f"block_m {c.tile.block_m} is not one of 128, 192"
-        ),
-    ),
-    Rule(
-        "warps",
-        "a warpgroup loads, and every 64 rows have one",
-        lambda c: (
-            c.tile.warps == (warps := WARPGROUP_WARPS * (c.consumers + 1))
-            or f"block_m {c.tile.block_m} needs {warps} warps, not {c.tile.warps}"
-        ),
-    ),
+    *CONSUMER_TILES,
     Rule(
         "block_n",
         f"block_n is a multiple of 16 up to {MAX_BLOCK_N}",

@@ -40,6 +40,9 @@ inline constexpr float kCap = 0.01f;                // of the product of the sca
 inline constexpr float kFlat = 4.f;                 // largest over smallest of 16 tokens that share a scale
 inline constexpr float kInverseUnit = 65536.f;      // of v_inverse: keeps row sums away from float's ends
 
+// Row r of K̂ in a block → key.
+using BlockKeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlock / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
+
 // Config: Arch, Element, kHeadDim, kBlockM, kBlockN, kStages, kNWarps, kKvGroups (warps that share the query rows and
 // split the keys), kMath, kMask, kCtasPerSm.
 template <class Config>
@@ -113,7 +116,7 @@ struct KernelTraits : Config {
   // Half a unit of the subtrahend, whose largest is kMagic · kCap < 2^17, lets 252 grow to less than 255.5.
   static_assert(kMagic * kCap < 131072.f && kLargestP * 1.0109f < 255.5f, "log2 of 1.0109 is 2^-6");
 
-  using KeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlockN / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
+  using KeyOrder = BlockKeyOrder;
 
   // ---- shared memory ----
   using Block = BlockLayout<kMath, kHeadDim>;

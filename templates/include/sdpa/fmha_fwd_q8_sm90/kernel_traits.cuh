@@ -84,8 +84,7 @@ struct KernelTraits : Config {
   SDPA_DEVICE static int row_thread_again() { return Arch::thread_idx_again() - kWarpgroup; }
   SDPA_DEVICE static void sync_before_out() {}  // O has room of its own
 
-  // As in fmha_fwd_q8/kernel_traits.cuh.
-  using KeyOrder = Layout<Shape<Shape<_2, _4, _2, Int<kBlockN / 16>>>, Stride<Stride<_1, _4, _2, _16>>>;
+  using KeyOrder = fmha_fwd_q8::BlockKeyOrder;
 
   // ---- shared memory ----
   static constexpr int kTileBytes = Block::kTile;  // of K, and of V

@@ -59,7 +59,8 @@ Status launch(const sdpa_params &p, void *stream) {
   using Traits = typename Function::Traits;
   using Pre = fmha_fwd_q8::Quantize<Traits>;
   auto params = fmha_fwd_q8::to_params<Traits>(p);
-  Status status = set_maps<Traits>(params, p);
+  Status status;
+  if (p.q != nullptr) status = set_maps<Traits>(params, p);
   if (status.ok() && p.quantized == nullptr)
     status = Traits::Arch::launch(Pass::kKernel, Traits::kFacts.name, fmha_fwd_q8::num_quantized_tiles<Traits>(p),
                                   Pre::kThreads, Pre::kSmemBytes, params, stream);
