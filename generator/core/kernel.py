@@ -215,20 +215,15 @@ class Kernel(Tagged, ABC):
     @property
     def ctas_per_sm_by(self) -> dict[str, int]:
         """How many CTAs each resource of an SM has room for."""
-        limits = self.arch.limits
-        return {
-            "shared memory": limits.smem_per_sm // (self.smem_bytes + limits.smem_reserved_per_cta),
-            "threads": limits.threads_per_sm // self.tile.threads,
-            "registers": self.ctas_of_registers(self.registers),
-            "slots": limits.ctas_per_sm,
-        }
-
-    def ctas_of_registers(self, registers: int) -> int:
-        """How many CTAs an SM's registers have room for, with so many wanted for a thread."""
         limits, threads = self.arch.limits, self.tile.threads
         granularity = limits.register_granularity
-        given = ceil_div(min(registers, limits.registers_for(threads)), granularity) * granularity
-        return limits.registers_per_sm // (threads * max(1, given))
+        registers = ceil_div(min(self.registers, limits.registers_for(threads)), granularity) * granularity
+        return {
+            "shared memory": limits.smem_per_sm // (self.smem_bytes + limits.smem_reserved_per_cta),
+            "threads": limits.threads_per_sm // threads,
+            "registers": limits.registers_per_sm // (threads * max(1, registers)),
+            "slots": limits.ctas_per_sm,
+        }
 
     @property
     def ctas_per_sm(self) -> int:

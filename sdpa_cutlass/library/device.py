@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .abi import BuildInfo
 
 
-_DRAM_SHARE = 0.93
+DRAM_SHARE = 0.93
 """Of the DRAM's bandwidth, for a kernel that reads: decoding reached up to 4.5 of 4.8 TB/s on an H200."""
 
 
@@ -49,7 +49,7 @@ class DeviceInfo:
         """
         if count <= self.l2_bytes or not self.dram_gbps:
             return 0.0
-        return count / (_DRAM_SHARE * self.dram_gbps * 1e3)
+        return count / (DRAM_SHARE * self.dram_gbps * 1e3)
 
     @property
     def smem_per_sm(self) -> int:

@@ -6,7 +6,9 @@
 
 Two loops, one of which masks. For int8, blocks whose tokens share scales have code of their own from softmax
 on. Split kernels have one loop, and one piece of code for O += P̂ V̂; a warp of theirs has all rows of a tile.
-Bytes are never transposed on the way from shared memory, and nothing lies in local memory.
+Bytes are never transposed on the way from shared memory, and nothing lies in local memory. Where nothing is
+masked, a whole pass takes no more instructions a score than MOST_PER_SCORE allows: an RTX 4090 may issue 16
+(head_dim 64) or 32 while its tensor cores multiply.
 """
 
 from __future__ import annotations
@@ -17,6 +19,14 @@ from sdpa_cutlass.machine_code.kernels import KernelCode
 
 LOOPS = 2
 LOOPS_OF_SPLIT = 1
+# (accuracy, head_dim) → instructions of a thread for a score, in the loop that masks nothing.
+MOST_PER_SCORE = {
+    (Accuracy.INT8, 64): 10.3,
+    (Accuracy.INT8, 128): 13.7,
+    (Accuracy.INT8_QK, 64): 8.2,
+    (Accuracy.INT8_QK, 128): 12.2,
+}
+_LANES = 32
 _PASS = "_quantize"  # the function that makes the bytes
 _SUFFIXES = ("", *(f"_{mask}" for mask in MASK_BYTES), _PASS)
 
@@ -33,6 +43,11 @@ def loop_counts(kernel: KernelInfo) -> dict[str, int]:
         r"HMMA\.16816": 0 if is_int8 else halves_of_pv,
         r"LDSM\.16\.MT88": 0 if is_int8 else (n // 16) * (d // 16),
     }
+
+
+def scores_of_a_thread(kernel: KernelInfo) -> float:
+    """In one pass of a main loop."""
+    return kernel.block_m * kernel.kv_groups / kernel.warps * kernel.block_n / _LANES
 
 
 def problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
@@ -57,6 +72,11 @@ def _loop_problems(code: KernelCode, kernel: KernelInfo) -> list[str]:
             count = loop.mix.count(pattern)
             if count != wanted:
                 found.append(f"{count} {pattern} in the loop at {loop.address:#x}; its tile takes {wanted}")
+    most = MOST_PER_SCORE.get((kernel.accuracy, kernel.head_dim))
+    if code.name == kernel.name and not kernel.is_split and most is not None:
+        least = min(loop.whole.instructions for loop in code.mma_loops) / scores_of_a_thread(kernel)
+        if least > most:
+            found.append(f"{least:.2f} instructions a score where nothing is masked; at most {most}")
     return found
 
 

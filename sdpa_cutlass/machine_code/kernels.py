@@ -24,7 +24,7 @@ from typing import Any
 from sdpa_cutlass.machine_code import loops, sass, tools
 from sdpa_cutlass.machine_code.mix import Mix
 
-_FORMAT = 3  # of a cache file; raise it when anything in this package reads code in another way
+_FORMAT = 4  # of a cache file; raise it when anything in this package reads code in another way
 
 _HEX = re.compile(r"0x[0-9a-f]+")
 _REGISTER = re.compile(r"\bR(\d+)\b")
@@ -34,12 +34,14 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 class LoopCode:
     """One loop: the address of its first instruction, and what is in it, inner loops included.
 
-    `always` is how many of the instructions every pass executes; the others lie behind branches.
+    `always` is how many of the instructions every pass executes; the others lie behind branches. `whole` are
+    those of a whole pass (loops.Loop).
     """
 
     address: int
     always: int
     mix: Mix
+    whole: Mix
 
     @property
     def mmas(self) -> int:
@@ -134,15 +136,15 @@ def analyse(
         mix=Mix.of(code),
         loops=tuple(
             LoopCode(
-                sass.INSTRUCTION_BYTES * loop.header, loop.always, Mix.of(code[i] for i in loop.instructions)
+                address=sass.INSTRUCTION_BYTES * loop.header,
+                always=loop.always,
+                mix=Mix.of(code[i] for i in loop.instructions),
+                whole=Mix.of(code[i] for i in loop.whole),
             )
             for loop in _of_interest(code, loops.find_loops(code))
         ),
         setmaxnreg=_setmaxnreg(code),
     )
-
-
-_MULTIPLIES = frozenset({"HMMA", "IMMA"})
 
 
 def _setmaxnreg(code: list[sass.Instruction]) -> tuple[int, ...]:
@@ -162,7 +164,7 @@ def _setmaxnreg(code: list[sass.Instruction]) -> tuple[int, ...]:
 
 
 def _of_interest(code: list[sass.Instruction], found: list[loops.Loop]) -> Iterable[loops.Loop]:
-    multiplying = [loop for loop in found if any(code[i].base in _MULTIPLIES for i in loop.instructions)]
+    multiplying = [loop for loop in found if any(code[i].base in loops.PRODUCTS for i in loop.instructions)]
     members = {loop.header: set(loop.instructions) for loop in found}
 
     def inside(loop: loops.Loop, outer: loops.Loop) -> bool:
@@ -193,7 +195,13 @@ def _load(place: Path) -> list[KernelCode] | None:
 
 def _from_json(kernel: dict[str, Any]) -> KernelCode:
     found = [
-        LoopCode(loop["address"], loop["always"], Mix(loop["mix"]["opcodes"])) for loop in kernel["loops"]
+        LoopCode(
+            address=loop["address"],
+            always=loop["always"],
+            mix=Mix(loop["mix"]["opcodes"]),
+            whole=Mix(loop["whole"]["opcodes"]),
+        )
+        for loop in kernel["loops"]
     ]
     made = {
         "mix": Mix(kernel["mix"]["opcodes"]),

@@ -16,18 +16,23 @@ from sdpa_cutlass.machine_code.sass import Instruction
 
 _JUMPS = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU"})
 _ENDS = frozenset({"EXIT", "RET", "KILL"})
+PRODUCTS = frozenset({"HMMA", "IMMA"})
+_LOADS = frozenset({"LDGSTS"})
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
     """Indices into the function: of the first instruction of the header, and of all, sorted.
 
-    `always` is how many of them every pass executes: those in blocks that no pass can go around.
+    `always` is how many of them every pass executes: those in blocks that no pass can go around. `whole` are
+    those of a whole pass: of the ways from the header back to it with the most products, and of these with
+    the most asynchronous copies, the shortest one. What is rare or an alternative is not in it.
     """
 
     header: int
     instructions: tuple[int, ...]
     always: int
+    whole: tuple[int, ...]
 
 
 def find_loops(code: list[Instruction]) -> list[Loop]:
@@ -50,8 +55,43 @@ def find_loops(code: list[Instruction]) -> list[Loop]:
             if all(_dominates(block, latch, order, dominator) for latch in latches[header])
         ]
         instructions = tuple(i for block in sorted(body) for i in ranges[block])
-        found.append(Loop(starts[header], instructions, sum(len(ranges[block]) for block in always)))
+        whole = _whole_pass(code, ranges, header, body, latches[header], successors, order)
+        found.append(
+            Loop(
+                header=starts[header],
+                instructions=instructions,
+                always=sum(len(ranges[block]) for block in always),
+                whole=tuple(i for block in whole for i in ranges[block]),
+            )
+        )
     return found
+
+
+def _whole_pass(
+    code: list[Instruction],
+    ranges: list[range],
+    header: int,
+    body: set[int],
+    latches: list[int],
+    successors: list[list[int]],
+    order: dict[int, int],
+) -> list[int]:
+    """The blocks of `Loop.whole`, from the header to a latch. A loop inside is gone through once."""
+
+    def worth(block: int) -> tuple[int, int, int]:
+        bases = [code[i].base for i in ranges[block]]
+        return sum(b in PRODUCTS for b in bases), sum(b in _LOADS for b in bases), -len(bases)
+
+    best: dict[int, tuple[tuple[int, ...], list[int]]] = {header: (worth(header), [header])}
+    for block in sorted(body, key=order.__getitem__):
+        value, way = best[block]
+        for after in successors[block]:
+            if after not in body or order[after] <= order[block]:
+                continue
+            there = tuple(a + b for a, b in zip(value, worth(after), strict=True))
+            if after not in best or there > best[after][0]:
+                best[after] = there, [*way, after]
+    return max(best[latch] for latch in latches)[1]
 
 
 def _successors(code: list[Instruction], index: int) -> list[int] | None:

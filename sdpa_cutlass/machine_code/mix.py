@@ -23,6 +23,7 @@ NOTHING = "NOP"  # also what stands for an instruction that never executes
 # A group and the opcodes (without modifiers) that belong to it; the first match counts.
 GROUPS: dict[str, str] = {
     "HMMA": "HMMA",
+    "IMMA": "IMMA",
     "LDSM": "LDSM",
     "LDGSTS": "LDGSTS",
     "LDG": "LDG|LD",
@@ -47,6 +48,7 @@ _GROUP_PATTERNS = [(group, re.compile(pattern)) for group, pattern in GROUPS.ite
 _WIDTH = re.compile(r"\.(U8|S8|U16|S16|64|128)(?=\.|$)")
 _WIDTH_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _MMA_FLOPS = {"16816": 4096, "1688": 2048}
+_IMMA_OPS = 8192  # of m16n8k32, a multiply-add is two
 _WAVEFRONT_BYTES = 128
 _WARP = 32
 _QUARTERS = 4  # sub-partitions of an SM
@@ -106,10 +108,11 @@ class Mix:
                 counts[access_bytes(opcode)] += count
         return dict(sorted(counts.items(), reverse=True))
 
-    def cycles(self, mma_flops_per_clock: int) -> dict[str, float]:
+    def cycles(self, mma_flops_per_clock: int, imma_ops_per_clock: int | None = None) -> dict[str, float]:
         """Cycles that one pass of one warp keeps each unit of its sub-partition busy.
 
-        `mma_flops_per_clock` is the SM's rate for fp16 operands and fp32 accumulation.
+        `mma_flops_per_clock` is the SM's rate for fp16 operands and fp32 accumulation, `imma_ops_per_clock`
+        that for bytes; default: twice as many.
         """
         groups = self.groups
         flops = sum(
@@ -117,10 +120,11 @@ class Mix:
             for opcode, count in self.opcodes.items()
             if opcode.startswith("HMMA")
         )
+        imma_rate = imma_ops_per_clock or 2 * mma_flops_per_clock
         # Half of the fp32 lanes also multiply integers.
         fma = max(float(groups["FP32"] + groups["IMAD"]), 2.0 * groups["IMAD"])
         return {
-            "tensor": flops * _QUARTERS / mma_flops_per_clock,
+            "tensor": _QUARTERS * (flops / mma_flops_per_clock + _IMMA_OPS * groups["IMMA"] / imma_rate),
             "issue": float(self.instructions),
             "xu": _MUFU_CYCLES * groups["MUFU"],
             "alu": _ALU_CYCLES * (groups["ALU"] + groups["convert"]),

@@ -21,12 +21,15 @@ from tests.kernels.general import Case, Lengths, run_case
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 from tests.kernels.masks import MASK_DTYPES, random_mask
 from tests.kernels.quantized_data import contract_violations
+from tests.kernels.test_quantized_model import compare_with_model
 
 _CAUSAL = st.sampled_from([None, *Causal])
 # One key's error is not averaged out: the contract is about hundreds.
 _FEWEST_KEYS = 256
-# The contract's numbers are those of typical inputs; of thousands that are drawn, some are a little beyond.
+# The contract's numbers are those of typical inputs; of thousands that are drawn, some are a little beyond,
+# and of ten thousand one is as far as 1.4 times. Beyond _TAIL a kernel has to be its model.
 _TAIL = 1.3
+_FAR = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +150,24 @@ def _kernel(context: Context, row: KernelInfo, seed: int, num_splits: int = 0) -
 
 
 def run_quantised(context: Context, recipe: QuantisedRecipe) -> None:
-    """Raises AssertionError when the contract is broken."""
+    """Raises AssertionError when the contract is broken, unless it is the scheme that breaks it: the kernel
+    does what its bit model does.
+    """
     kernel = _kernel(context, recipe.kernel, recipe.seed, recipe.num_splits)
     tensors = family(recipe.kind, *recipe.sizes, kernel.info.head_dim, seed=recipe.seed)
     q, k, v = (tensor.to(kernel.device, kernel.dtype) for tensor in tensors)
     lengths, mask = Lengths(seqlens=recipe.lengths_k), recipe.mask(kernel.device)
     case = Case(q=q, k=k, v=v, causal=recipe.causal, lengths_k=lengths, mask=mask)
     out, lse = run_case(kernel, case, bshd=recipe.bshd)
-    broken = contract_violations(
-        recipe.kernel.accuracy, case, out, lse, is_normal=False, few_keys=True, slack=_TAIL
-    )
-    assert not broken, f"{recipe}: {broken}"
+
+    def broken(slack: float) -> str:
+        return contract_violations(
+            recipe.kernel.accuracy, case, out, lse, is_normal=False, few_keys=True, slack=slack
+        )
+
+    if broken(_TAIL):
+        assert not (found := broken(_FAR)), f"{recipe}: {found}"
+        compare_with_model(kernel, case, out, lse)
 
 
 def run_gradients(context: Context, recipe: GradientRecipe) -> None:

@@ -45,15 +45,22 @@ def family_case(
 
 
 def check_model(kernel: TestedKernel, case: Case) -> int:
-    """Compares every head of a case without lengths. Returns the largest byte of P."""
-    out, lse = run_case(kernel, case)
+    """Runs a case and compares it with the model. Returns the largest byte of P."""
+    return compare_with_model(kernel, case, *run_case(kernel, case))
+
+
+def compare_with_model(kernel: TestedKernel, case: Case, out: torch.Tensor, lse: torch.Tensor | None) -> int:
+    """Compares every head of a case that is not packed and has all rows. Returns the largest byte of P.
+
+    Raises AssertionError.
+    """
     assert lse is not None
     repeat = case.q.shape[1] // case.k.shape[1]
-    causal = visible(case.seqlen_q, case.seqlen_k, case.causal, "cpu").numpy()
-    count = int(causal.any(0).sum())  # keys behind all rows are left out: the mean is that of the others
     mask = case.full_mask
     largest = 0
-    for b in range(case.q.shape[0]):
+    for b, sequence in enumerate(case.lengths_k.sequences(*case.k.shape[::2])):
+        causal = visible(case.seqlen_q, sequence.length, case.causal, "cpu").numpy()
+        count = int(causal.any(0).sum())  # keys behind all rows are left out: the mean is that of the others
         for h in range(case.q.shape[1]):
             seen, bias = causal[:, :count], None
             if mask is not None and mask.dtype is torch.bool:
@@ -110,6 +117,13 @@ def test_sizes(quantized_kernel: TestedKernel, seqlen_q: int, seqlen_k: int) -> 
     check_model(
         quantized_kernel, Case(**random_qkv(quantized_kernel, seqlen_q, seqlen_k, batch=1), causal=causal)
     )
+
+
+@pytest.mark.parametrize("causal", [None, *Causal], ids=str)
+def test_lengths(quantized_kernel: TestedKernel, causal: Causal | None) -> None:
+    """Of the keys within a sequence's length those count that some row sees."""
+    inputs = random_qkv(quantized_kernel, 40, 200, batch=3)
+    check_model(quantized_kernel, Case(**inputs, causal=causal, lengths_k=Lengths(seqlens=(200, 97, 64))))
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 80])

@@ -31,7 +31,7 @@ def loop(address: int = 0x100, **changes: int) -> LoopCode:
     """LOOP with some counts changed: names with _ for the dots."""
     opcodes = LOOP | {name.replace("_", "."): count for name, count in changes.items()}
     mix = Mix({name: count for name, count in opcodes.items() if count})
-    return LoopCode(address, mix.instructions, mix)
+    return LoopCode(address=address, always=mix.instructions, mix=mix, whole=mix)
 
 
 GOOD = KernelCode(

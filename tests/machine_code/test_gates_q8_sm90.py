@@ -36,10 +36,11 @@ def mix(opcodes: dict[str, int], **changes: int) -> Mix:
 
 def loop(**changes: int) -> LoopCode:
     made = mix(LOOP, **changes)
-    return LoopCode(0x7900, made.instructions, made)
+    return LoopCode(address=0x7900, always=made.instructions, mix=made, whole=made)
 
 
-OTHER_LOOP = LoopCode(0x4580, 2, Mix({"SYNCS.PHASECHK.TRANS64.TRYWAIT": 2}))
+WAITING = Mix({"SYNCS.PHASECHK.TRANS64.TRYWAIT": 2})
+OTHER_LOOP = LoopCode(address=0x4580, always=2, mix=WAITING, whole=WAITING)
 
 
 def code(name: str = NAME, opcodes: dict[str, int] | None = None, /, **changes: Any) -> KernelCode:

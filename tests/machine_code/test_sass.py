@@ -59,6 +59,29 @@ def test_what_no_branch_goes_around() -> None:
     assert outer.always == 7
 
 
+def test_a_whole_pass_takes_the_shortest_way_with_all_products() -> None:
+    _, inner = loops.find_loops(code(NESTED))
+    assert inner.whole == (2, 3, 4, 5, 6, 7)  # past FADD, not the rare side, which takes a branch more
+    body = """
+        .L_x_0:
+        HMMA.16816.F32 R4, R8, R2, R4
+        @P0 BRA `(.L_x_1)
+        LDGSTS.E.BYPASS.128 [R2], [R8.64]
+        .L_x_1:
+        @P1 BRA `(.L_x_2)
+        IMMA.16832.U8.S8 R4, R8.ROW, R2.COL, R4
+        NOP
+        BRA `(.L_x_3)
+        .L_x_2:
+        NOP
+        .L_x_3:
+        @P2 BRA `(.L_x_0)
+        EXIT
+    """
+    (loop,) = loops.find_loops(code(body))
+    assert loop.whole == (0, 1, 2, 3, 4, 5, 6, 8)  # with the copy and all products: not the shortest way
+
+
 def test_unreachable_code_is_no_loop() -> None:
     assert loops.find_loops(code("EXIT\n.L_x_0:\nBRA `(.L_x_0)")) == []
 

@@ -130,6 +130,14 @@ QUANTIZED: tuple[Mutant, ...] = (
         "row_sum keeps its old reference",
         Check.NUMERICS,
     ),
+    quantized(
+        "queries_are_read_before_they_are_there",
+        "mainloop.cuh",
+        "      Arch::syncthreads();  // Q is in shared memory\n",
+        "",
+        "a warp takes rows of Q that others have not written yet",
+        Check.RACES,
+    ),
     # ---- sums that start at kMagic ----
     quantized(
         "shift_stays_at_a_rescale",
@@ -138,7 +146,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "",
         "O keeps kMagic of every block",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "shift_is_not_counted",
@@ -147,7 +154,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "shift[i] += 0.f;",
         "a block's kMagic never leaves O",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "shift_leaves_twice",
@@ -156,7 +162,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "",
         "what has left O leaves it again",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "values_start_at_zero",
@@ -165,7 +170,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "cute::gemm(mma, sums, tOrP(_, _, k), tOrVt(_, _, k), (clear(sums), sums));",
         "integer sums of values are taken for floats",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
         alone=True,
     ),
     quantized(
@@ -175,7 +179,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "",
         "over many blocks O is rounded to more than small values",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "hidden_blocks_are_not_due",
@@ -184,7 +187,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "if constexpr (Traits::kShiftsO) softmax.is_due = n_block % SoftmaxState::kTerms == 0;",
         "a mask that hides the blocks where the shift is due keeps it in O",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "shift_with_biases_is_never_due",
@@ -193,7 +195,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "bool moves = false;",
         "over many blocks with a bias O is rounded to more than small values",
         Check.NUMERICS,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     quantized(
         "blocks_of_zeros_take_one",
@@ -202,7 +203,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "kScaleOfZeros = 1.f;",
         "a block of zeros owns the row's reference, and O is rounded to more than small values",
         Check.IDENTITIES,
-        kernels=Kernels.QUANTIZED_SHIFTED,
     ),
     # ---- the loop and the end ----
     quantized(

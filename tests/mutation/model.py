@@ -59,8 +59,6 @@ class Kernels(Enum):
     """Products of bytes, and the pass that makes them."""
     QUANTIZED_BF16 = ("fmha_fwd_q8_sm89_d64_m128n64_s2_w4_bf16_int8",)
     """The same for values of float's range."""
-    QUANTIZED_SHIFTED = ("fmha_fwd_q8_sm89_d128_m64n64_s2_w4_f16_int8",)
-    """The same where O takes integer sums as floats that are too large."""
     QUANTIZED_SPLIT = ("fmha_fwd_q8_sm89_d64_m16n64_s1_w4_g4_f16_int8_split",)
     """The same where CTAs and the warps of one share the keys."""
     QUANTIZED_HOPPER = ("fmha_fwd_q8_sm90_d64_m192n64_s4_w16_f16_int8",)

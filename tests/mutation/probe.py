@@ -77,7 +77,6 @@ _TESTS: dict[Kernels, tuple[str, ...]] = {
     Kernels.COMBINE: ("test_merge.py",),
     Kernels.QUANTIZED: _QUANTIZED,
     Kernels.QUANTIZED_BF16: _QUANTIZED,
-    Kernels.QUANTIZED_SHIFTED: _QUANTIZED,
     Kernels.QUANTIZED_HOPPER: _QUANTIZED,
     Kernels.QUANTIZED_SPLIT: ("test_quantized_split.py", "test_quantized_model.py", "test_bank_conflicts.py"),
     Kernels.BACKWARD: ("test_backward.py", "test_bias_gradient.py"),

@@ -22,8 +22,9 @@ SCALES = 2  # of a token: log2 of its scale, and the inverse
 # What a thread holds next to its accumulators: addresses, row statistics and scales.
 OTHER_REGISTERS = 40
 
-# What it holds of a mask, for each of its rows.
-MASK_REGISTERS = 4
+# What sums of P̂ V̂ start with, and what O is too large by, for each row of an MMA.
+MAGIC_REGISTERS = 4
+SHIFT_REGISTERS = 2
 
 
 class Math(Enum):
@@ -128,15 +129,11 @@ class FmhaFwdQ8(Kernel):
         return self.ctas_per_sm_by["registers"]
 
     @property
-    def masked_ctas_by_registers(self) -> int:
-        """The same for the functions that take masks."""
-        return self.ctas_of_registers(self.registers + 2 * self.mma_m * MASK_REGISTERS)
-
-    @property
     def registers(self) -> int:
         """An estimate for one thread: accumulators, P, what P V needs, and the rest. Not capped."""
         if self.math is Math.INT8:  # sums of some columns next to O
             p, of_pv = self.mma_m * self.tile.block_n // 8, self.mma_m * self.head_dim // 4
+            of_pv += 0 if self.split else MAGIC_REGISTERS + self.mma_m * SHIFT_REGISTERS
         else:  # fragments of V, and addresses of its rows
             p, of_pv = self.mma_m * self.tile.block_n // 4, self.head_dim // 4
         return self.accumulator_registers + p + of_pv + OTHER_REGISTERS

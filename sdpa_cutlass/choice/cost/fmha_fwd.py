@@ -78,7 +78,7 @@ _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 594, 5060
 _GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1200, 2200  # of those with KV groups
 _SEEN_CYCLES = 600  # where rows do not see all keys, and a split kernel finds which
 _PACKED_CYCLES = 0.45  # for an element of Q of a warp in a split kernel: rows of several heads
-_OVERLAP_LOSS = 0.389  # share of the less busy units' time that is not hidden
+OVERLAP_LOSS = 0.389  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
@@ -107,7 +107,7 @@ class _Work:
 
     def cycles(self, resident: int, latency: float = _ROUND_LATENCY) -> float:
         """Cycles of a round when `resident` CTAs share the SM and a warp waits for `latency` of them."""
-        units, loss = (self.mma, self.ex2 + self.alu, self.smem), _OVERLAP_LOSS
+        units, loss = (self.mma, self.ex2 + self.alu, self.smem), OVERLAP_LOSS
         if self.mma < self.ex2:
             units, loss = (self.mma + self.alu, self.ex2, self.smem), _OVERLAP_LOSS_OF_EX2
         busy = max(units) + loss * (sum(units) - max(units))

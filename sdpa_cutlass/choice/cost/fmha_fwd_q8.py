@@ -35,7 +35,7 @@ from .model import (
     Model,
     ceil_div,
 )
-from .quantised import INT8_PASS_BYTES, TilesBehindAPass, pass_cycles
+from .quantised import INT8_PASS_BYTES, INT8_QK_PASS_BYTES, TilesBehindAPass, pass_cycles
 from .splits import MAX_SPLIT_TILES, meeting_cycles
 
 _REFERENCE_FLOPS_PER_CLOCK = 2592  # of mma.sync in 16 bits, of the SM that was measured
@@ -49,7 +49,7 @@ _OTHER_PER_SCORE = {Accuracy.INT8: 8.0, Accuracy.INT8_QK: 5.0}  # for a thread
 _OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O; for a score and a column
 # A selection; or what makes a number of a bias, keeps it finite and adds it to a sum that became a float.
 _MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType.F32: 8}
-_PASS_BYTES = {Accuracy.INT8: INT8_PASS_BYTES, Accuracy.INT8_QK: 3}  # for a key and a column
+_PASS_BYTES = {Accuracy.INT8: INT8_PASS_BYTES, Accuracy.INT8_QK: INT8_QK_PASS_BYTES}
 # Of split kernels.
 _CHAIN_CYCLES = 600  # of a block, in which its warp waits
 _LOADED_BYTES_PER_CLOCK = 25  # of an SM, where all ask

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...problem import Problem
 
 INT8_PASS_BYTES = 6  # read and written for a key and a column of K and of V
+INT8_QK_PASS_BYTES = 3  # of K alone
 _PASS_BYTES_PER_CLOCK = 10  # of an SM: 2.4 TB/s on 132
 _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
 

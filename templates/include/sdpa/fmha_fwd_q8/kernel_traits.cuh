@@ -164,9 +164,12 @@ struct KernelTraits : Config {
   static constexpr int kRowsPerThread = 2 * kMmaM;
   // Columns of O whose integer sums a thread holds next to O, in MMA tiles of 8. A larger O leaves no room for more.
   static constexpr int kColumnTiles = kHeadDim == 64 ? 4 : 2;
-  // O takes the sums of P̂ V̂ as the floats kMagic + P̂ V̂: one instruction an element instead of two. At head_dim 64 that
-  // spills, and memory bounds split kernels.
-  static constexpr bool kShiftsO = kQuantizesV && kHeadDim > 64 && !kIsSplit;
+  // O takes the sums of P̂ V̂ as the floats kMagic + P̂ V̂: one instruction an element instead of two. Memory bounds split
+  // kernels.
+  static constexpr bool kShiftsO = kQuantizesV && !kIsSplit;
+
+  // The operands of Q̂ K̂ᵀ that are Q stay in registers. A mask leaves none, and more CTAs hide more of a split kernel's loads.
+  static constexpr bool kKeepsQ = !kHasMask && !kIsSplit;
 
   static constexpr bool kSumsStartAtMagic = true;  // those of Q̂ K̂ᵀ, so that they are floats when they are done
   static constexpr bool kAddsLate = false;

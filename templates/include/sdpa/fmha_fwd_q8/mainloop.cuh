@@ -52,8 +52,6 @@ struct Mainloop {
     Tensor tSrK = thr_qk.partition_fragment_B(sK(0));  // (8, MMA_N, kHeadDim / 32)
     const auto ldsm_q = make_tiled_copy_A(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
     const auto ldsm_k = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
-    Tensor tSsQ = ldsm_q.partition_S(sQ);
-    Tensor tSrQ_view = ldsm_q.retile_D(tSrQ);
     Tensor tSrK_view = ldsm_k.retile_D(tSrK);
     Tensor tScS_ = thr_qk.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{})
                                           .compose(_, typename Traits::KeyOrder{}));    // → (row, key)
@@ -70,8 +68,14 @@ struct Mainloop {
       if (n_block - s >= keys.n_block_min) copy.template load<false>(s * Traits::kStageBytes);
       Arch::cp_async_fence();
     }
-    QPrologue<Traits>::run(params, tile, sequence, smem_q,
-                           softmax.q_scale);  // the loop's first barrier makes it visible
+    QPrologue<Traits>::run(params, tile, sequence, smem_q, softmax.q_scale);
+    const auto load_q = [&] SDPA_INLINE_LAMBDA {
+      cute::copy(typename Traits::ByteLdsm{}, ldsm_q.partition_S(sQ), ldsm_q.retile_D(tSrQ));
+    };
+    if constexpr (Traits::kKeepsQ) {
+      Arch::syncthreads();  // Q is in shared memory
+      load_q();
+    }
 
     const auto start = make_start();
 
@@ -101,7 +105,8 @@ struct Mainloop {
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, ldsm_k.partition_S(sK(stage)), tSrQ_view, tSrK_view, start);
+      if constexpr (!Traits::kKeepsQ) load_q();
+      multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, ldsm_k.partition_S(sK(stage)), tSrK_view, start);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) = to_float(tSrS_(i));
@@ -154,17 +159,14 @@ struct Mainloop {
   }
 
  protected:
-  // tSrS = kMagicBits + Q̂ K̂ᵀ. The operands of the next MMAs are fetched under these: K for 16 keys at a time, since there
-  // are no registers for a whole k-step twice.
-  template <class Mma, class Acc, class FragA, class FragB, class SmemA, class SmemB, class ViewA, class ViewB,
-            class Start>
+  // tSrS = kMagicBits + Q̂ K̂ᵀ. K for the next MMAs is fetched under these, for 16 keys at a time, since there are no
+  // registers for a whole k-step twice.
+  template <class Mma, class Acc, class FragA, class FragB, class SmemB, class ViewB, class Start>
   SDPA_DEVICE static void multiply_qk(const Mma &mma, Acc &tSrS, const FragA &tSrQ, const FragB &tSrK,
-                                      const SmemA &tSsQ, const SmemB &tSsK, ViewA &&tSrQ_view, ViewB &&tSrK_view,
-                                      const Start &start) {
+                                      const SmemB &tSsK, ViewB &&tSrK_view, const Start &start) {
     constexpr int kPairs = kBlockN / 16;
     Tensor first = broadcast(start, tSrS.layout().shape());
     in_pairs<kHeadDim / 32, kPairs>(
-        [&](auto k) SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsQ(_, _, k), tSrQ_view(_, _, k)); },
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::ByteLdsm{}, tSsK(_, pair, k), tSrK_view(_, pair, k)); },
         [&](auto k, auto pair) SDPA_INLINE_LAMBDA {
@@ -176,17 +178,13 @@ struct Mainloop {
         });
   }
 
-  // For every k-step and pair of n-tiles: fetch_a(k) once, fetch_b(k, pair) one pair ahead, multiply(k, pair).
-  template <int kSteps, int kPairs, class FetchA, class FetchB, class Multiply>
-  SDPA_DEVICE static void in_pairs(FetchA &&fetch_a, FetchB &&fetch_b, Multiply &&multiply) {
-    fetch_a(_0{});
-    fetch_b(_0{}, _0{});
+  // For every k-step and pair of n-tiles: fetch(k, pair) one pair ahead, multiply(k, pair).
+  template <int kSteps, int kPairs, class Fetch, class Multiply>
+  SDPA_DEVICE static void in_pairs(Fetch &&fetch, Multiply &&multiply) {
+    fetch(_0{}, _0{});
     arch::static_for<kSteps * kPairs>([&](auto index) SDPA_INLINE_LAMBDA {
       constexpr int kIndex = decltype(index)::value, kNext = kIndex + 1;
-      if constexpr (kNext < kSteps * kPairs) {
-        if constexpr (kNext % kPairs == 0) fetch_a(Int<kNext / kPairs>{});
-        fetch_b(Int<kNext / kPairs>{}, Int<kNext % kPairs>{});
-      }
+      if constexpr (kNext < kSteps * kPairs) fetch(Int<kNext / kPairs>{}, Int<kNext % kPairs>{});
       multiply(Int<kIndex / kPairs>{}, Int<kIndex % kPairs>{});
     });
   }
@@ -308,7 +306,6 @@ struct Mainloop {
     Tensor tOsVt = ldsm.partition_S(sVt);
     Tensor tOrVt_view = ldsm.retile_D(tOrVt);
     in_pairs<kBlockN / 16, kHeadDim / 16>(
-        [](auto) SDPA_INLINE_LAMBDA {},
         [&](auto k, auto pair)
             SDPA_INLINE_LAMBDA { cute::copy(typename Traits::LdsmT{}, tOsVt(_, pair, k), tOrVt_view(_, pair, k)); },
         [&](auto k, auto pair)

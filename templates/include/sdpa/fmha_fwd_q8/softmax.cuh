@@ -181,7 +181,7 @@ struct QuantizedSoftmax : Softmax<typename Traits::Arch, Traits::kRowsPerThread>
   // The same of floats kMagic + S, and -inf, which are in the order of their bits.
   template <class Scores>
   SDPA_DEVICE static float largest_sum(const Scores &scores, int i) {
-    if constexpr (Arch::kHasMaxOfThree) {
+    if constexpr (Arch::kHasMaxOfThree && !Traits::kIsSplit) {  // a split kernel would spill
       const auto bits = [&](int j) SDPA_INLINE_LAMBDA { return static_cast<int>(to_bits(scores(i, j))); };
       int max = cute::max(bits(0), bits(1));
       CUTE_UNROLL

@@ -40,9 +40,7 @@ struct SplitMainloop : Mainloop<Traits> {
     Tensor tSrK = thr_qk.partition_fragment_B(sK);  // (8, MMA_N, kHeadDim / 32)
     const auto ldsm_q = make_tiled_copy_A(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
     const auto ldsm_k = make_tiled_copy_B(typename Traits::ByteLdsm{}, mma_qk).get_slice(tid);
-    Tensor tSsQ = ldsm_q.partition_S(sQ);
     Tensor tSsK = ldsm_k.partition_S(sK);
-    Tensor tSrQ_view = ldsm_q.retile_D(tSrQ);
     Tensor tSrK_view = ldsm_k.retile_D(tSrK);
     Tensor tScS_ = thr_qk.partition_C(make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{})
                                           .compose(_, typename Traits::KeyOrder{}));    // → (row, key)
@@ -70,7 +68,8 @@ struct SplitMainloop : Mainloop<Traits> {
       Arch::syncwarp();  // K(n) is visible
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsQ, tSsK, tSrQ_view, tSrK_view, start);
+      cute::copy(typename Traits::ByteLdsm{}, ldsm_q.partition_S(sQ), ldsm_q.retile_D(tSrQ));
+      Base::multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, tSsK, tSrK_view, start);
       Arch::syncwarp();  // every lane has read K(n)
       if (!is_last) {
         copy.load_k(0);
