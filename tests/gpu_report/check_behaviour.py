@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from sdpa_cutlass import PhiloxState, attention, attention_varlen, unfused_attention
+from sdpa_cutlass import PhiloxState, attention, attention_varlen, quantize_kv, unfused_attention
 from tests.gpu_report.context import Context, check
 
 _THREADS = 8
@@ -31,6 +31,7 @@ def calls(device: str, *, seqlen: int) -> list[Call]:
     mask = _random(device, 6, seqlen, seqlen) > 0
     bias = _random(device, 7, 2, 1, seqlen, seqlen)
     philox = PhiloxState(3, 4)
+    held = quantize_kv(k, v)
     return [
         lambda: list(attention(q, k, v, return_lse=True)),
         lambda: list(attention(q, k, v, causal="top_left", return_lse=True)),
@@ -40,6 +41,9 @@ def calls(device: str, *, seqlen: int) -> list[Call]:
         lambda: list(attention(q, k, v, seqlens_q=lengths, seqlens_k=lengths, return_lse=True)),
         lambda: [attention_varlen(packed, packed, packed, starts, starts, 2 * seqlen, 2 * seqlen)],
         lambda: list(unfused_attention(q, k, v, return_lse=True)),
+        lambda: list(attention(q, k, v, precision="int8", return_lse=True)),
+        lambda: list(attention(q, k, v, attn_mask=mask, precision="int8_qk", return_lse=True)),
+        lambda: list(attention(q, held, causal="bottom_right", return_lse=True)),
     ]
 
 
