@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass.choice.cost.fmha_fwd import OVERLAP_LOSS
-from sdpa_cutlass.choice.cost.model import LAUNCH_CYCLES
+from sdpa_cutlass.choice.cost.model import LAUNCH_CYCLES, OVERLAP_LOSS
 from sdpa_cutlass.choice.cost.quantised import INT8_PASS_BYTES, INT8_QK_PASS_BYTES
 from sdpa_cutlass.cli.predictions import L4, RTX_4090, Card
 from sdpa_cutlass.cli.results import write_atomically

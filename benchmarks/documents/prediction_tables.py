@@ -30,7 +30,12 @@ def tables() -> list[str]:
     """Two tables a card, in Markdown: squares, then decoding."""
     lines: list[str] = []
     for card in ADA:
-        lines += [f"**{card.name}**, {card.sms} SMs, predicted", "", *_table(card, SUITES, _SQUARE), ""]
+        lines += [
+            f"**{card.name}**, {card.device.sms} SMs, predicted",
+            "",
+            *_table(card, SUITES, _SQUARE),
+            "",
+        ]
         lines += [f"**{card.name}, decoding**, predicted", "", *_table(card, DECODE_SUITES, _DECODING), ""]
     return lines[:-1]
 
@@ -81,7 +86,7 @@ def _sentence(card: Card, case: Case) -> str:
     ends = (LAUNCH_CYCLES + CTA_CYCLES) / card.boost_ghz / 1e3
     found = predict(kernel_rows.release(), row, card)
     assert found is not None
-    ctas = found.estimate.ctas
+    ctas, sms = found.estimate.ctas, card.device.sms
     is_reachable = floor + ends < GOAL_US
     return (
         f"**{card.name}{', causal' if case.causal else ''}**: {GOAL_US:g} µs "
@@ -90,7 +95,7 @@ def _sentence(card: Card, case: Case) -> str:
         f"A launch, a tile's first loads and its last stores take {ends:.2f} µs more in the model "
         f"({LAUNCH_CYCLES + CTA_CYCLES} clocks at {card.boost_ghz:.2f} GHz), together {floor + ends:.2f} µs. "
         f"Predicted are {found.microseconds_at_boost:.1f} µs at that clock and {found.microseconds:.1f} µs "
-        f"at {CLOCK_GHZ} GHz, with {ctas} CTAs on {card.sms} SMs, at most {ceil_div(ctas, card.sms)} on one."
+        f"at {CLOCK_GHZ} GHz, with {ctas} CTAs on {sms} SMs, at most {ceil_div(ctas, sms)} on one."
     )
 
 

@@ -19,7 +19,8 @@ from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli.results import PROBLEM_KEYS, Row
 from sdpa_cutlass.cli.roofline import DATASHEETS, problem_of
 from sdpa_cutlass.cli.suites import Case
-from sdpa_cutlass.library.device import DeviceInfo, archs_serve, mma_flops_per_clock
+from sdpa_cutlass.library import device
+from sdpa_cutlass.library.device import DeviceInfo, archs_serve
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import MaskType, Problem
@@ -39,24 +40,7 @@ class Card:
     """A model of GPU: a name of roofline.DATASHEETS, and what the cost models ask of it."""
 
     name: str
-    compute_capability: tuple[int, int]
-    sms: int
-    l2_bytes: int
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The card as the choice of kernels sees it."""
-        full = f"NVIDIA GeForce {self.name}" if self.name.startswith("RTX") else f"NVIDIA {self.name}"
-        return DeviceInfo(
-            target=Target.CUDA,
-            index=0,
-            name=full,
-            compute_capability=self.compute_capability,
-            sms=self.sms,
-            mma_flops_per_clock=mma_flops_per_clock(self.compute_capability, full),
-            l2_bytes=self.l2_bytes,
-            dram_gbps=DATASHEETS[self.name].dram_gbps,
-        )
+    device: DeviceInfo
 
     @property
     def boost_ghz(self) -> float:
@@ -66,22 +50,33 @@ class Card:
     @property
     def peak_tflops(self) -> float:
         """16-bit products with float32 sums at the boost clock: what exact kernels can reach."""
-        sheet, device = DATASHEETS[self.name], self.device
-        exact = device.sms * device.mma_flops_per_clock * self.boost_ghz / 1e3
-        return min(exact, sheet.tflops) if self.compute_capability < (9, 0) else sheet.tflops
+        sheet, own = DATASHEETS[self.name], self.device
+        exact = own.sms * own.mma_flops_per_clock * self.boost_ghz / 1e3
+        return min(exact, sheet.tflops) if own.compute_capability < (9, 0) else sheet.tflops
 
     def floor_us(self, row: Row) -> float:
         """The least microseconds with float32 sums; inputs lie in the L2 cache as far as they fit."""
         problem, sheet = problem_of(row), DATASHEETS[self.name]
         flops = 4 * row.batch * row.num_heads_q * problem.visible_scores * row.head_dim * row.visible
-        from_dram = max(0.0, problem.bytes * row.visible - self.l2_bytes)
+        from_dram = max(0.0, problem.bytes * row.visible - self.device.l2_bytes)
         return max(flops / self.peak_tflops / 1e6, from_dram / sheet.dram_gbps / 1e3)
 
 
-# Sources: "NVIDIA Ada GPU architecture", appendices A and B; NVIDIA L4 and H200 Tensor Core GPU datasheets.
-L4 = Card(name="L4", compute_capability=(8, 9), sms=58, l2_bytes=48 * 2**20)
-RTX_4090 = Card(name="RTX 4090", compute_capability=(8, 9), sms=128, l2_bytes=72 * 2**20)
-H200 = Card(name="H200", compute_capability=(9, 0), sms=132, l2_bytes=50 * 2**20)
+L4 = Card(name="L4", device=device.L4)
+RTX_4090 = Card(name="RTX 4090", device=device.RTX_4090)
+H200 = Card(
+    name="H200",
+    device=DeviceInfo(
+        target=Target.CUDA,
+        index=0,
+        name="NVIDIA H200",
+        compute_capability=(9, 0),
+        sms=132,
+        mma_flops_per_clock=device.mma_flops_per_clock((9, 0), "NVIDIA H200"),
+        l2_bytes=50 * 2**20,
+        dram_gbps=DATASHEETS["H200"].dram_gbps,
+    ),
+)
 CARDS = (L4, RTX_4090, H200)
 
 

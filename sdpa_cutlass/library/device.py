@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DriverError
@@ -59,16 +59,28 @@ class DeviceInfo:
         return 233472 if self.compute_capability[0] in (9, 10) else 102400
 
 
-HOST = DeviceInfo(
-    target=Target.HOST,
+# Sources: "NVIDIA Ada GPU architecture", appendices A and B; NVIDIA L4 Tensor Core GPU datasheet.
+L4 = DeviceInfo(
+    target=Target.CUDA,
     index=0,
-    name="host (modelled as NVIDIA L4)",
+    name="NVIDIA L4",
     compute_capability=(8, 9),
     sms=58,
     mma_flops_per_clock=1024,
     l2_bytes=48 * 2**20,
     dram_gbps=300.0,
 )
+RTX_4090 = DeviceInfo(
+    target=Target.CUDA,
+    index=0,
+    name="NVIDIA GeForce RTX 4090",
+    compute_capability=(8, 9),
+    sms=128,
+    mma_flops_per_clock=512,
+    l2_bytes=72 * 2**20,
+    dram_gbps=1008.0,
+)
+HOST = replace(L4, target=Target.HOST, name="host (modelled as NVIDIA L4)")
 
 
 def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from ..call.arguments import Inputs, Options
 from ..call.launch import library_for, make_params
 from ..call.operands import Layout, is_loadable, loadable
 from ..call.precision import asked_of
-from ..choice.select import Candidate, Choice, candidates, choose
+from ..choice.break_even import SEQLENS, break_even
+from ..choice.select import Candidate, Choice, candidates, choose, ranking
 from ..errors import ArgumentError
-from ..library.device import DeviceInfo
+from ..library.device import L4, RTX_4090, DeviceInfo
 from ..library.registry import Family, Precision
 from ..problem import Causal, Problem
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 class Explanation:
     """What `explain` found. `str()` is a table: legal kernels cheapest first, then the refused ones.
 
-    `copies`: the arguments that a call copies before the kernel runs, with the reason.
+    `copies`: the arguments that a call copies before the kernel runs, with the reason. Where a precision was
+    asked for, `exact_us` is predicted for the call without it, NaN where no kernel takes that; `pays_from`
+    says for this device, an L4 and an RTX 4090 from how many queries and keys on the precision should be
+    faster: a prediction, None where it never is.
     """
 
     problem: Problem
@@ -36,6 +41,8 @@ class Explanation:
     choice: Choice
     candidates: tuple[Candidate, ...]
     copies: tuple[str, ...] = ()
+    exact_us: float = math.nan
+    pays_from: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def predicted_us(self) -> float:
@@ -56,6 +63,7 @@ class Explanation:
             f"it is    {self.choice.kernel.accuracy}, code for {self.choice.kernel.code}",
             *(f"copied   {text}" for text in self.copies),
             f"model    {self.predicted_us:.4g} us on {self.device.name}, a prediction of its cost model",
+            *self._next_to_exact(),
             "",
         ]
         width = max(len(candidate.kernel.name) for candidate in self.candidates)
@@ -75,6 +83,15 @@ class Explanation:
             for reason, count in others.items()
         ]
         return "\n".join(lines)
+
+    def _next_to_exact(self) -> list[str]:
+        if not self.pays_from:
+            return []
+        lines = [f"exact    {self.exact_us:.4g} us without a precision, a prediction"]
+        for card, length in self.pays_from.items():
+            where = f"at no length up to {SEQLENS[-1]}" if length is None else f"from {length} on"
+            lines.append(f"faster   {where}, with as many queries as keys, on {card}: a prediction")
+        return lines
 
 
 def explain(
@@ -123,7 +140,13 @@ def explain(
     choice = choose(native, problem, asked, device, params, name=kernel)
     found = candidates(native, problem, asked, device, params)
     copies = _copies(operands, given.mask, choice.kernel.family)
-    return Explanation(problem, device, native.path, choice, tuple(found), copies)
+    exact_us, pays_from = math.nan, {}
+    if isinstance(asked, Precision):
+        exact = ranking(native, problem, Family.FMHA_FWD, device)
+        exact_us = exact[0][1].microseconds if exact else math.nan
+        cards = {card.name: card for card in (device, L4, RTX_4090)}
+        pays_from = {name: break_even(native, problem, asked, card) for name, card in cards.items()}
+    return Explanation(problem, device, native.path, choice, tuple(found), copies, exact_us, pays_from)
 
 
 def _copies(operands: operands.Operands, mask: torch.Tensor | None, family: Family) -> tuple[str, ...]:

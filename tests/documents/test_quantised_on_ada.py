@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import quantised_on_ada
 from benchmarks.quantised_on_ada import Predicted, predict, rows_of, table
-from sdpa_cutlass.choice.cost.fmha_fwd import OVERLAP_LOSS
+from sdpa_cutlass.choice.cost.model import OVERLAP_LOSS
 from sdpa_cutlass.cli.predictions import L4, RTX_4090
 from sdpa_cutlass.library.registry import Accuracy, Family, KernelInfo
 from sdpa_cutlass.machine_code.kernels import KernelCode, LoopCode

@@ -370,4 +370,20 @@ PYTHON = (
         new="(kernel.block_m - 1) // 2",
         tests="tests/library/test_choice.py::test_a_ranking_is_the_readable_rule",
     ),
+    PythonMutant(
+        name="a_slower_length_does_not_count",
+        defect="quantising is said to pay from a length on, though it does not at a longer one",
+        file="choice/break_even.py",
+        old="            break\n",
+        new="            continue\n",
+        tests="tests/library/test_break_even.py::test_the_least_length_from_which_on_it_stays_faster",
+    ),
+    PythonMutant(
+        name="a_pass_is_as_fast_as_a_cache",
+        defect="the pass over keys and values is priced as if DRAM had no limit",
+        file="choice/cost/quantised.py",
+        old=", device.dram_us(moved) * CLOCK_GHZ * 1e3)",
+        new=", 0.0)",
+        tests="tests/library/test_break_even.py::test_a_pass_is_no_faster_than_dram",
+    ),
 )

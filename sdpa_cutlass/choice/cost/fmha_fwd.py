@@ -46,6 +46,7 @@ from .model import (
     KEYS_OF_A_PRICE,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
+    OVERLAP_LOSS,
     SMEM_BYTES_PER_CLOCK,
     Model,
     ceil_div,
@@ -78,7 +79,6 @@ _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 594, 5060
 _GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1200, 2200  # of those with KV groups
 _SEEN_CYCLES = 600  # where rows do not see all keys, and a split kernel finds which
 _PACKED_CYCLES = 0.45  # for an element of Q of a warp in a split kernel: rows of several heads
-OVERLAP_LOSS = 0.389  # share of the less busy units' time that is not hidden
 _OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128

@@ -1,15 +1,16 @@
 """What a quantised kernel costs: a pass over K and V, then tiles whose products are of bytes.
 
-Cycles of an SM for one score of the attention, added up: on sm_90 what softmax does hardly hides behind
-mma.sync. The fit and the counts are those of a probe of these kernels (H200, 2026-11-23: 25 of its kernels
-within 11 %, mean 4 %); neither was measured on the kernels that ship, nor on other cards, where this is a
-prediction:
+On sm_90 the cycles of an SM for one score of the attention add up: what softmax does hardly hides behind
+mma.sync there. The fit and the counts are those of a probe of these kernels (H200, 2026-11-23: 25 of its
+kernels within 11 %, mean 4 %); neither was measured on the kernels that ship:
 
     clocks a score and sub-partition = 7.5·MMA + 1.6·(other instructions) + 3.9·(shared memory)
 
-in instructions of a warp. The pass is bound by memory: 4 bytes read and 2 written for each key and column of
-K and V, or 3 in all where V keeps its 16 bits. A mask adds instructions to every score, whose numbers are
-estimates, and its bytes. Exact and quantised kernels never compete.
+in instructions of a warp. On other cards the busiest of three units is not hidden, and of the others the
+share that the model of fmha_fwd has. That is a prediction; its counts are those of the machine code for sm_89
+(benchmarks/quantised_on_ada.py). The pass is bound by memory: 4 bytes read and 2 written for each key and
+column of K and V, or 3 in all where V keeps its 16 bits. A mask adds instructions to every score, whose
+numbers are estimates, and its bytes. Exact and quantised kernels never compete.
 
 In a round of a split kernel each warp of a CTA takes a block of keys of its own, for 16 rows, whatever of
 them exist; a warp that waits for nobody still takes its own chain of latencies. Next to that every warp loads
@@ -31,6 +32,8 @@ from .model import (
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
+    OVERLAP_LOSS,
+    SMEM_BYTES_PER_CLOCK,
     SMEM_PER_CTA,
     Model,
     ceil_div,
@@ -47,6 +50,12 @@ _LANES = 32
 _SUB_PARTITIONS = 4
 _OTHER_PER_SCORE = {Accuracy.INT8: 8.0, Accuracy.INT8_QK: 5.0}  # for a thread
 _OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O; for a score and a column
+# Of a thread in the machine code for sm_89, without products, ldmatrix and ex2: for a score, and for each of
+# the columns that it is made of.
+_ADA_OTHER = {Accuracy.INT8: (6.56, 0.0239), Accuracy.INT8_QK: (3.88, 0.02)}
+_EX2_PER_CLOCK = 16
+_FULL_RATE = 1024  # of products with float32 sums, on an SM of sm_86 or sm_89 that does not halve them
+_ISSUED_PER_CLOCK = 128  # threads
 # A selection; or what makes a number of a bias, keeps it finite and adds it to a sum that became a float.
 _MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType.F32: 8}
 _PASS_BYTES = {Accuracy.INT8: INT8_PASS_BYTES, Accuracy.INT8_QK: INT8_QK_PASS_BYTES}
@@ -58,6 +67,12 @@ _MAX_SPLITS = 128  # more than in 16 bits: a CTA has half of the bytes
 
 def _issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None = None) -> float:
     """Cycles of an SM for what its warps issue for so many products of 16 rows and a block of keys."""
+    if device.compute_capability[0] in (9, 10):
+        return _added_cycles(kernel, device, tiles, mask)
+    return _overlapping_cycles(kernel, device, tiles, mask)
+
+
+def _added_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None) -> float:
     scores = 16 * tiles * kernel.block_n
     rate = _REFERENCE_FLOPS_PER_CLOCK / device.mma_flops_per_clock
     is_int8 = kernel.accuracy is Accuracy.INT8
@@ -67,9 +82,31 @@ def _issue_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: Mask
     if mask is not None:
         other += _MASK_PER_SCORE[mask]
     # ldmatrix.x4 moves 512 bytes: K and V for every warp, Q once.
-    kv_bytes = kernel.warps * kernel.block_n * kernel.head_dim * (2 if is_int8 else 3)
-    reads = (kv_bytes + 16 * tiles * kernel.head_dim) / 512
+    reads = (_kv_bytes(kernel) * kernel.warps + 16 * tiles * kernel.head_dim) / 512
     return (mma + scores / _LANES * other * _OTHER_CLOCKS + reads * _SMEM_CLOCKS) / _SUB_PARTITIONS
+
+
+def _overlapping_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None) -> float:
+    scores = 16 * tiles * kernel.block_n
+    flops_of_a_product = 2 * scores * kernel.head_dim
+    halves = device.mma_flops_per_clock
+    bytes_per_clock = 2 * max(halves, _FULL_RATE)  # GeForce halves the rate of 16-bit products alone
+    of_values = bytes_per_clock if kernel.accuracy is Accuracy.INT8 else halves
+    fixed, per_column = _ADA_OTHER[kernel.accuracy]
+    other = fixed + per_column * kernel.head_dim + (0 if mask is None else _MASK_PER_SCORE[mask])
+    units = (
+        flops_of_a_product / bytes_per_clock + flops_of_a_product / of_values,
+        scores * (1 / _EX2_PER_CLOCK + other / _ISSUED_PER_CLOCK),
+        # Each warp reads all of K and V, which the CTA has written once.
+        _kv_bytes(kernel) * (kernel.warps + kernel.kv_groups) / SMEM_BYTES_PER_CLOCK,
+    )
+    busiest = max(units)
+    return busiest + OVERLAP_LOSS * (sum(units) - busiest)
+
+
+def _kv_bytes(kernel: KernelInfo) -> int:
+    """Of a block of keys, as kernels hold it."""
+    return kernel.block_n * kernel.head_dim * (2 if kernel.accuracy is Accuracy.INT8 else 3)
 
 
 class FmhaFwdQ8(TilesBehindAPass):

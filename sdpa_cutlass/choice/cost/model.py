@@ -23,6 +23,9 @@ SMEM_BYTES_PER_CLOCK = 128
 L2_BYTES_PER_CLOCK = 64
 SMEM_PER_CTA = 1024  # that a CTA takes beyond what it asks for
 KEYS_OF_A_PRICE = 16  # divides every block_n
+OVERLAP_LOSS = (
+    0.389  # share of the less busy units' time that is not hidden: a fit on an H200, see fmha_fwd.py
+)
 
 
 def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..visible_keys import rows_of_tiles
-from .model import CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
+from .model import CLOCK_GHZ, CTA_CYCLES, LAUNCH_CYCLES, Model, ceil_div
 
 if TYPE_CHECKING:
     from ...library.device import DeviceInfo
@@ -21,7 +21,8 @@ _MASKED_BLOCKS = 0.3  # of a block's cycles, for each that the diagonal crosses
 def pass_cycles(kernel: KernelInfo, device: DeviceInfo, problem: Problem, pass_bytes: int) -> float:
     """Of the pass that makes bytes of K and V; it is bound by memory."""
     blocks = problem.batch * problem.num_heads_kv * ceil_div(problem.seqlen_k, kernel.block_n)
-    return blocks * kernel.block_n * kernel.head_dim * pass_bytes / (device.sms * _PASS_BYTES_PER_CLOCK)
+    moved = blocks * kernel.block_n * kernel.head_dim * pass_bytes
+    return max(moved / (device.sms * _PASS_BYTES_PER_CLOCK), device.dram_us(moved) * CLOCK_GHZ * 1e3)
 
 
 class TilesBehindAPass(Model):

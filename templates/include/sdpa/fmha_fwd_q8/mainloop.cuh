@@ -105,7 +105,7 @@ struct Mainloop {
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      if constexpr (!Traits::kKeepsQ) load_q();
+      if constexpr (!Traits::kKeepsQ) load_q();  // visible since the barrier above
       multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, ldsm_k.partition_S(sK(stage)), tSrK_view, start);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
