@@ -130,14 +130,6 @@ QUANTIZED: tuple[Mutant, ...] = (
         "row_sum keeps its old reference",
         Check.NUMERICS,
     ),
-    quantized(
-        "queries_are_read_before_they_are_there",
-        "mainloop.cuh",
-        "      Arch::syncthreads();  // Q is in shared memory\n",
-        "",
-        "a warp takes rows of Q that others have not written yet",
-        Check.RACES,
-    ),
     # ---- sums that start at kMagic ----
     quantized(
         "shift_stays_at_a_rescale",

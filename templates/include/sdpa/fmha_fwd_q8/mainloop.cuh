@@ -73,7 +73,7 @@ struct Mainloop {
       cute::copy(typename Traits::ByteLdsm{}, ldsm_q.partition_S(sQ), ldsm_q.retile_D(tSrQ));
     };
     if constexpr (Traits::kKeepsQ) {
-      Arch::syncthreads();  // Q is in shared memory
+      Arch::syncwarp();  // the warp's own rows of Q are in shared memory
       load_q();
     }
 
