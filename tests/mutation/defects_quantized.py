@@ -225,7 +225,7 @@ QUANTIZED: tuple[Mutant, ...] = (
     quantized(
         "loop_without_its_barrier",
         "mainloop.cuh",
-        "Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_stage was read by everyone\n",
+        "Arch::syncthreads();  // Q, K(n), V(n) and scales are visible; free_stage was read by everyone\n",
         "",
         "K and V are read before all threads have brought them",
         Check.RACES,

@@ -93,7 +93,7 @@ struct Mainloop {
     const auto step = [&](auto needs_mask) SDPA_INLINE_LAMBDA {
       const float k_scale = copy.next_k_scale();
       Arch::template cp_async_wait<kStages - 2>();
-      Arch::syncthreads();  // K(n), V(n) and their scales are visible; free_stage was read by everyone
+      Arch::syncthreads();  // Q, K(n), V(n) and scales are visible; free_stage was read by everyone
       const int ahead = n_block - (kStages - 1);
       if (ahead >= keys.n_block_min) copy.template load<false>(free_stage);
       Arch::cp_async_fence();
@@ -105,7 +105,7 @@ struct Mainloop {
 
       Tensor tSrS_ = make_tensor<uint32_t>(
           partition_shape_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{}));  // ((2, 2), MMA_M, MMA_N), kMagicBits + S
-      if constexpr (!Traits::kKeepsQ) load_q();  // visible since the barrier above
+      if constexpr (!Traits::kKeepsQ) load_q();
       multiply_qk(mma_qk, tSrS_, tSrQ, tSrK, ldsm_k.partition_S(sK(stage)), tSrK_view, start);
       Tensor tSrS = make_tensor<float>(tSrS_.layout());  // ((2, 2), MMA_M, MMA_N)
       CUTE_UNROLL
