@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdpa_cutlass.choice.cost.model import LAUNCH_CYCLES, OVERLAP_LOSS
+from sdpa_cutlass.choice.cost.model import LAUNCH_CYCLES, overlapping
 from sdpa_cutlass.choice.cost.quantised import INT8_PASS_BYTES, INT8_QK_PASS_BYTES
 from sdpa_cutlass.cli.predictions import L4, RTX_4090, Card
 from sdpa_cutlass.cli.results import write_atomically
@@ -45,7 +45,6 @@ from sdpa_cutlass.problem import DType
 FORMAT = 1
 ARCH = 89
 CARDS = (RTX_4090, L4)
-IMMA_OPS_PER_CLOCK = 2048
 THREADS_PER_CLOCK = 128  # of an SM that issues at its full rate
 HEADS, TOKENS = 16, 16384
 SEQLENS = (1024, 2048, 4096, 8192, 16384)
@@ -66,8 +65,7 @@ class Predicted:
     @property
     def clocks(self) -> float:
         """Of the busiest unit, and the share of the others that it does not hide."""
-        busiest = max(self.units.values())
-        return busiest + OVERLAP_LOSS * (sum(self.units.values()) - busiest)
+        return overlapping(tuple(self.units.values()))
 
     def tflops(self, card: Card) -> float:
         """At the card's boost clock."""
@@ -100,7 +98,7 @@ def predict(code: KernelCode, kernel: KernelInfo, card: Card) -> Predicted:
 
 
 def _units(mix: Mix, card: Card) -> dict[str, float]:
-    cycles = mix.cycles(card.device.mma_flops_per_clock, IMMA_OPS_PER_CLOCK)
+    cycles = mix.cycles(card.device.mma_flops_per_clock)
     elsewhere = sum(mix.groups[group] for group in ("HMMA", "IMMA", "LDSM", "MUFU"))
     return {
         "tensor": cycles["tensor"],

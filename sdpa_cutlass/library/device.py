@@ -59,30 +59,6 @@ class DeviceInfo:
         return 233472 if self.compute_capability[0] in (9, 10) else 102400
 
 
-# Sources: "NVIDIA Ada GPU architecture", appendices A and B; NVIDIA L4 Tensor Core GPU datasheet.
-L4 = DeviceInfo(
-    target=Target.CUDA,
-    index=0,
-    name="NVIDIA L4",
-    compute_capability=(8, 9),
-    sms=58,
-    mma_flops_per_clock=1024,
-    l2_bytes=48 * 2**20,
-    dram_gbps=300.0,
-)
-RTX_4090 = DeviceInfo(
-    target=Target.CUDA,
-    index=0,
-    name="NVIDIA GeForce RTX 4090",
-    compute_capability=(8, 9),
-    sms=128,
-    mma_flops_per_clock=512,
-    l2_bytes=72 * 2**20,
-    dram_gbps=1008.0,
-)
-HOST = replace(L4, target=Target.HOST, name="host (modelled as NVIDIA L4)")
-
-
 def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
     """What mma.sync does on one SM, with fp16 operands and fp32 accumulation."""
     if compute_capability == (8, 0):
@@ -90,6 +66,31 @@ def mma_flops_per_clock(compute_capability: tuple[int, int], name: str) -> int:
     if compute_capability >= (9, 0) and "GeForce" not in name:
         return 2580  # mma.sync reaches 63 % of what wgmma does on an H200
     return 512 if "GeForce" in name else 1024
+
+
+def imma_ops_per_clock(mma_flops_per_clock: int) -> int:
+    """What mma.sync of bytes does on such an SM: twice as much. GeForce halves the 16-bit rate alone."""
+    return 2 * max(mma_flops_per_clock, 1024)
+
+
+def _ada(name: str, sms: int, l2_mib: int, dram_gbps: float) -> DeviceInfo:
+    capability = (8, 9)
+    return DeviceInfo(
+        target=Target.CUDA,
+        index=0,
+        name=name,
+        compute_capability=capability,
+        sms=sms,
+        mma_flops_per_clock=mma_flops_per_clock(capability, name),
+        l2_bytes=l2_mib * 2**20,
+        dram_gbps=dram_gbps,
+    )
+
+
+# Sources: "NVIDIA Ada GPU architecture", appendices A and B; NVIDIA L4 Tensor Core GPU datasheet.
+L4 = _ada("NVIDIA L4", 58, 48, 300.0)
+RTX_4090 = _ada("NVIDIA GeForce RTX 4090", 128, 72, 1008.0)
+HOST = replace(L4, target=Target.HOST, name="host (modelled as NVIDIA L4)")
 
 
 @functools.cache

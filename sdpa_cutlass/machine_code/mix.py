@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sdpa_cutlass.library.device import imma_ops_per_clock
 from sdpa_cutlass.machine_code.sass import NEVER, Instruction
 
 NOTHING = "NOP"  # also what stands for an instruction that never executes
@@ -108,11 +109,10 @@ class Mix:
                 counts[access_bytes(opcode)] += count
         return dict(sorted(counts.items(), reverse=True))
 
-    def cycles(self, mma_flops_per_clock: int, imma_ops_per_clock: int | None = None) -> dict[str, float]:
+    def cycles(self, mma_flops_per_clock: int) -> dict[str, float]:
         """Cycles that one pass of one warp keeps each unit of its sub-partition busy.
 
-        `mma_flops_per_clock` is the SM's rate for fp16 operands and fp32 accumulation, `imma_ops_per_clock`
-        that for bytes; default: twice as many.
+        `mma_flops_per_clock` is the SM's rate for fp16 operands and fp32 accumulation.
         """
         groups = self.groups
         flops = sum(
@@ -120,7 +120,7 @@ class Mix:
             for opcode, count in self.opcodes.items()
             if opcode.startswith("HMMA")
         )
-        imma_rate = imma_ops_per_clock or 2 * mma_flops_per_clock
+        imma_rate = imma_ops_per_clock(mma_flops_per_clock)
         # Half of the fp32 lanes also multiply integers.
         fma = max(float(groups["FP32"] + groups["IMAD"]), 2.0 * groups["IMAD"])
         return {

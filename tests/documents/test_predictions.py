@@ -29,6 +29,7 @@ from sdpa_cutlass.cli.predictions import (
     row_of,
 )
 from sdpa_cutlass.cli.results import Results
+from sdpa_cutlass.cli.roofline import DATASHEETS
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.device import HOST
 from sdpa_cutlass.library.locate import Target
@@ -226,6 +227,8 @@ def test_cards_are_those_of_their_datasheets() -> None:
     assert RTX_4090.peak_tflops == pytest.approx(330.3 / 2, rel=5e-3)
     assert H200.peak_tflops == 989.4
     assert [card.device.compute_capability for card in CARDS] == [(8, 9), (8, 9), (9, 0)]
+    for card in CARDS:
+        assert card.device.dram_gbps == DATASHEETS[card.name].dram_gbps
 
 
 def test_no_prediction_is_below_its_floor() -> None:

@@ -27,7 +27,7 @@ _CAUSAL = st.sampled_from([None, *Causal])
 # One key's error is not averaged out: the contract is about hundreds.
 _FEWEST_KEYS = 256
 # The contract's numbers are those of typical inputs; of thousands that are drawn, some are a little beyond,
-# and of ten thousand one is as far as 1.4 times. Beyond _TAIL a kernel has to be its model.
+# and rarely one is as far as 1.4 times. Beyond _TAIL a kernel has to be its model.
 _TAIL = 1.3
 _FAR = 2.0
 

@@ -226,7 +226,7 @@ def test_the_soak_finds_a_broken_contract(row: KernelInfo, monkeypatch: pytest.M
 
 
 def test_what_the_scheme_loses_is_no_defect_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1.4 times the contract's number, met once in 10,000 problems: the model has it too."""
+    """1.4 times the contract's number, met by a soak: the model has it too."""
     row = next(row for row in kernels(Target.HOST) if row.name.endswith("d64_m64n64_s2_w4_bf16_int8"))
     recipe = check_soak_rules.QuantisedRecipe(
         kernel=row, num_splits=0, sizes=(3, 4, 2, 69, 764), kind="sink", causal=None,

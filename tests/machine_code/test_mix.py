@@ -81,7 +81,7 @@ def test_cycles_of_a_quarter_sm() -> None:
 def test_bytes_are_multiplied_at_a_rate_of_their_own() -> None:
     mix = Mix({"IMMA.16832.S8.S8": 3, "HMMA.16816.F32": 2})
     assert mix.cycles(1024)["tensor"] == 3 * 8192 / 512 + 2 * 4096 / 256
-    assert mix.cycles(512, 2048)["tensor"] == 3 * 8192 / 512 + 2 * 4096 / 128
+    assert mix.cycles(512)["tensor"] == 3 * 8192 / 512 + 2 * 4096 / 128
     assert mix.groups["IMMA"] == 3
     assert mix.cycles(1024)["alu"] == 0
 

@@ -50,6 +50,7 @@ from .model import (
     SMEM_BYTES_PER_CLOCK,
     Model,
     ceil_div,
+    overlapping,
 )
 from .splits import Splits
 
@@ -110,7 +111,7 @@ class _Work:
         units, loss = (self.mma, self.ex2 + self.alu, self.smem), OVERLAP_LOSS
         if self.mma < self.ex2:
             units, loss = (self.mma + self.alu, self.ex2, self.smem), _OVERLAP_LOSS_OF_EX2
-        busy = max(units) + loss * (sum(units) - max(units))
+        busy = overlapping(units, loss)
         alone = busy * 4 / self.warps + latency  # four schedulers, one warp each
         # CTAs, at the scheduler with most warps
         loaded = 4 * ceil_div(resident * self.warps, 4) / self.warps

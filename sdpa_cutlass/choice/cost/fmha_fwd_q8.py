@@ -22,7 +22,7 @@ fitted to one query over 4096 to 131072 keys, which are held in bytes
 
 from __future__ import annotations
 
-from ...library.device import DeviceInfo
+from ...library.device import DeviceInfo, imma_ops_per_clock
 from ...library.registry import Accuracy, KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
@@ -32,11 +32,11 @@ from .model import (
     CTA_CYCLES,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
-    OVERLAP_LOSS,
     SMEM_BYTES_PER_CLOCK,
     SMEM_PER_CTA,
     Model,
     ceil_div,
+    overlapping,
 )
 from .quantised import INT8_PASS_BYTES, INT8_QK_PASS_BYTES, TilesBehindAPass, pass_cycles
 from .splits import MAX_SPLIT_TILES, meeting_cycles
@@ -54,7 +54,6 @@ _OTHER_PER_COLUMN = 2 / 64  # int8: an integer sum to float, and its share of O;
 # the columns that it is made of.
 _ADA_OTHER = {Accuracy.INT8: (6.56, 0.0239), Accuracy.INT8_QK: (3.88, 0.02)}
 _EX2_PER_CLOCK = 16
-_FULL_RATE = 1024  # of products with float32 sums, on an SM of sm_86 or sm_89 that does not halve them
 _ISSUED_PER_CLOCK = 128  # threads
 # A selection; or what makes a number of a bias, keeps it finite and adds it to a sum that became a float.
 _MASK_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 9, MaskType.BF16: 9, MaskType.F32: 8}
@@ -89,19 +88,17 @@ def _added_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: Mask
 def _overlapping_cycles(kernel: KernelInfo, device: DeviceInfo, tiles: int, mask: MaskType | None) -> float:
     scores = 16 * tiles * kernel.block_n
     flops_of_a_product = 2 * scores * kernel.head_dim
-    halves = device.mma_flops_per_clock
-    bytes_per_clock = 2 * max(halves, _FULL_RATE)  # GeForce halves the rate of 16-bit products alone
-    of_values = bytes_per_clock if kernel.accuracy is Accuracy.INT8 else halves
+    of_bytes = imma_ops_per_clock(device.mma_flops_per_clock)
+    of_values = of_bytes if kernel.accuracy is Accuracy.INT8 else device.mma_flops_per_clock
     fixed, per_column = _ADA_OTHER[kernel.accuracy]
     other = fixed + per_column * kernel.head_dim + (0 if mask is None else _MASK_PER_SCORE[mask])
     units = (
-        flops_of_a_product / bytes_per_clock + flops_of_a_product / of_values,
+        flops_of_a_product / of_bytes + flops_of_a_product / of_values,
         scores * (1 / _EX2_PER_CLOCK + other / _ISSUED_PER_CLOCK),
         # Each warp reads all of K and V, which the CTA has written once.
         _kv_bytes(kernel) * (kernel.warps + kernel.kv_groups) / SMEM_BYTES_PER_CLOCK,
     )
-    busiest = max(units)
-    return busiest + OVERLAP_LOSS * (sum(units) - busiest)
+    return overlapping(units)
 
 
 def _kv_bytes(kernel: KernelInfo) -> int:

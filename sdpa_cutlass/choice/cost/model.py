@@ -8,6 +8,7 @@ compete, whatever their family: the cycles are those of one clock, CLOCK_GHZ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,12 @@ OVERLAP_LOSS = (
 def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:
     """What a kernel takes at a clock: `cycles` of the SMs, or a launch and the time of the DRAM."""
     return max(cycles, LAUNCH_CYCLES + clock_ghz * 1e3 * dram_us) / (clock_ghz * 1e3)
+
+
+def overlapping(units: Sequence[float], loss: float = OVERLAP_LOSS) -> float:
+    """Cycles of units that work side by side: the busiest one's, and of the others the share `loss`."""
+    busiest = max(units)
+    return busiest + loss * (sum(units) - busiest)
 
 
 def ceil_div(a: int, b: int) -> int:
