@@ -4,4 +4,5 @@ python -m benchmarks.tiles     (see __main__.py)
 
 choice.py  cover.py     the smallest set of tiles that stays near the best everywhere
 model.py                regret, rank correlation and scale of the cost model
+corrections.py          what kernels take beside their prices, from all problems at which they were timed
 """

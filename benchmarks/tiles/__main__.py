@@ -2,6 +2,7 @@
 
     python -m benchmarks.tiles choose JOURNAL...      # the smallest set of tiles that stays near the best
     python -m benchmarks.tiles model JOURNAL...       # how well the cost model predicts
+    python -m benchmarks.tiles corrections            # fits corrections.json to all results, and writes it
 
 Needs no GPU. Exit status: 0 success, 2 wrong usage or a journal that cannot be used.
 """
@@ -9,6 +10,7 @@ Needs no GPU. Exit status: 0 success, 2 wrong usage or a journal that cannot be 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,13 +19,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tiles import choice, model
+from benchmarks.tiles import choice, corrections, model
 from benchmarks.tiles.model import Quality
+from sdpa_cutlass.choice import cost
+from sdpa_cutlass.choice.cost.corrections import FILE
 from sdpa_cutlass.cli import OK, USAGE, CommandError
+from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.tuning import derive, journal
 from sdpa_cutlass.cli.tuning.derive import Choice
 from sdpa_cutlass.cli.tuning.journal import Journal
 
+RESULTS = Path(__file__).parents[1] / "results"
+CORRECTIONS = Path(cost.__file__).with_name(FILE)
 RESOURCES = Path("build/cuda/resource_usage.json")
 LEAST_WIDTH = 140
 
@@ -35,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "choose":
             return choose(options, console)
+        if options.command == "corrections":
+            return correct(console)
         return judge(options.journals, console)
     except CommandError as error:
         print(f"benchmarks.tiles: {error}", file=sys.stderr)
@@ -48,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "choose", help="the smallest set of tiles that stays near the best everywhere"
     )
     judging = commands.add_parser("model", help="how well the cost model predicts")
+    commands.add_parser("corrections", help="fits what kernels take beside their prices to all results")
     for command in (choosing, judging):
         command.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
     choosing.add_argument(
@@ -99,6 +109,16 @@ def judge(paths: Sequence[Path], console: Console) -> int:
     kernels = {name: kernel for item in journals for name, kernel in item.kernels.items()}
     console.print(_head(journals, found), highlight=False, markup=False, soft_wrap=True)
     _show_qualities(model.by_groups(found, kernels, journals[0].device), console)
+    return OK
+
+
+def correct(console: Console) -> int:
+    """Writes corrections.json, and prints what held-out problems lose without and with such factors."""
+    problems = corrections.read(RESULTS)
+    fit = corrections.Fit(problems)
+    for line in corrections.report(problems, fit):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    write_atomically(CORRECTIONS, json.dumps(corrections.table(fit, problems), indent=1) + "\n")
     return OK
 
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from ...problem import MaskType
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
+from .corrections import factors
 from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
@@ -183,13 +184,14 @@ class FmhaFwd(Model):
             self._dram_share = _DRAM_SHARE_OF_NARROW_ROWS if is_narrow else _DRAM_SHARE_OF_ONE_GROUP
         self._key_bytes = 2 * (problem.head_dim + problem.head_dim_v)
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
+        self._few_tiles, self._many_tiles = factors(kernel, problem, device)
         self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         round_cycles, once, block_m, block_n = self._round, self._once, self._block_m, self._block_n
         heads = problem.num_heads_q // problem.num_heads_kv if self._is_split else 1  # in a tile
         rows = problem.seqlen_q * heads
-        ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
+        tiles = ctas = -(-rows // block_m) * problem.batch * problem.num_heads_q // heads
         keys_a_round = block_n * self._kv_groups
         limited_rows = rows_of_tiles(problem, block_m, heads) if self._is_limited else None
         used = block_m if block_m < rows else rows
@@ -234,7 +236,8 @@ class FmhaFwd(Model):
             kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
             if kv_bytes > self.device.l2_bytes:
                 cycles = max(cycles, _READ_AGAIN * self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3)
-        return LAUNCH_CYCLES + cycles, num_splits
+        correction = self._few_tiles if tiles <= self._sms else self._many_tiles
+        return correction * (LAUNCH_CYCLES + cycles), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
         return self._is_split and -(-rows // self._block_m) * heads <= self.splits.most_tiles
@@ -242,7 +245,7 @@ class FmhaFwd(Model):
     def outclasses(self, other: Model) -> bool:
         """The same tile for a larger head_dim takes as many rounds, each as long or longer.
 
-        Not where its loads are faster, of rows in longer pieces.
+        Not where its loads are faster, of rows in longer pieces, or it is corrected by less.
         """
         return (
             isinstance(other, FmhaFwd)
@@ -250,6 +253,8 @@ class FmhaFwd(Model):
             and self._tile() == other._tile()
             and self._resident >= other._resident
             and self._key_load <= other._key_load
+            and self._few_tiles <= other._few_tiles
+            and self._many_tiles <= other._many_tiles
         )
 
     def _tile(self) -> tuple[object, ...]:

@@ -33,6 +33,7 @@ from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
 from ...problem import MaskType, Problem
 from ..visible_keys import rows_of_tiles
+from .corrections import factors
 from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
@@ -172,6 +173,7 @@ class FmhaFwdSm90(Model):
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
         # There is a split kernel for each multiple of 64 columns, in the longest pieces; others have more.
         self._is_narrow = kernel.head_dim <= ceil_div(max(problem.head_dim, problem.head_dim_v), 64) * 64
+        self._few_tiles, self._many_tiles = factors(kernel, problem, device)
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE
 
@@ -180,6 +182,7 @@ class FmhaFwdSm90(Model):
         heads = problem.batch * problem.num_heads_q
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         tiles: float = self._m_blocks(problem) * heads
+        correction = self._few_tiles if tiles <= sms else self._many_tiles
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
@@ -223,9 +226,10 @@ class FmhaFwdSm90(Model):
             dealt = max(dealt, (full + 1) * last + full * between)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
         cost *= self._pair_factor(problem)
-        if not kernel.is_split:
-            return cost, 0
-        return min((cost, 1), self._cost_of_splits(problem)) if self._is_narrow else (cost, 1)
+        num_splits = int(kernel.is_split)
+        if kernel.is_split and self._is_narrow:
+            cost, num_splits = min((cost, 1), self._cost_of_splits(problem))
+        return correction * cost, num_splits
 
     def _cost_of_splits(self, problem: Problem) -> tuple[float, int]:
         """Of the numbers of CTAs for each tile with which some waves are full, the one that costs least.

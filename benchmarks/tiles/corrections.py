@@ -1,0 +1,224 @@
+"""The factors of sdpa_cutlass/choice/cost/corrections.py, from all problems at which kernels were timed.
+
+What counts is what a choice loses, not how far a price is from a time. Which kernel is the cheapest is no
+smooth function of the factors, so each kernel is chosen with a probability that falls with its price, and
+what is lost on average is made small: a listwise loss, as in Cao et al., "Learning to rank: from pairwise
+approach to listwise approach" (2007). A penalty keeps factors near 1 that few problems ask for. The same is
+fitted to all runs but one and judged by that one, each in turn: what held-out problems lose is printed too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.documents import kernel_rows
+from benchmarks.documents.random_tables import has_changed
+from sdpa_cutlass.choice.cost import estimate
+from sdpa_cutlass.choice.cost.corrections import (
+    TRAITS,
+    factors,
+    has_few_tiles,
+    is_corrected,
+    is_padded,
+    name_of,
+)
+from sdpa_cutlass.choice.select import families_with_plain, order
+from sdpa_cutlass.cli import predictions, random_report, results, suites
+from sdpa_cutlass.cli.tuning import journal
+from sdpa_cutlass.library.registry import KernelInfo
+from sdpa_cutlass.problem import Causal, Problem
+
+DEVICE = predictions.H200.device
+TEMPERATURE = 0.03  # of the choice: prices this share apart are chosen e times as often
+PENALTY = 12.0
+STEPS, RATE = 300, 0.004
+LEAST = 0.005  # of a factor's logarithm: others are left out
+FAR = 1.15
+_BEHIND = 3.0  # added to the logarithm of a price that `order` puts behind all others
+_MOST_LOST = 0.5
+_WEIGHTS = {"random": 0.5, "problems": 0.5, "journal": 1.0}  # of problems that were timed once
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A problem with the times of its kernels, and their prices without corrections, as logarithms."""
+
+    run: str
+    is_judged: bool  # the fastest kernels were timed twice
+    weight: float
+    names: tuple[str, ...]
+    prices: tuple[float, ...]
+    losses: tuple[float, ...]
+    traits: tuple[tuple[str, ...], ...]  # of each kernel
+
+
+def read(folder: Path) -> list[Timed]:
+    """Everything that is known below benchmarks/results: random runs, problems with all kernels, `tune`."""
+    kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
+    found = [*_random(folder, kernels), *_problems(folder / "tuning", kernels)]
+    return found + list(_journals(folder / "tuning", kernels))
+
+
+def _random(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
+    for path in sorted([*folder.glob("*random*.json"), *folder.glob("tuning/*random-samples.json")]):
+        run = results.load(path)
+        rows = {
+            dataclasses.replace(random_report.case_of(row), dtype=None).name: row
+            for row in run.rows
+            if row.provider == "fused" and row.dtype == "f16"
+        }
+        for sample in run.env.get("random", {}).get("samples", []):
+            row = rows.get(sample["problem"])
+            if row is not None:
+                again = sample.get("again", {})
+                problem = predictions.problem_with_masks(row)
+                yield from _timed(
+                    path.stem,
+                    problem,
+                    sample["times"] | again,
+                    kernels,
+                    run.env["date"],
+                    "random",
+                    bool(again),
+                )
+
+
+def _problems(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
+    for path in sorted([*folder.glob("*random-kernels.json"), *folder.glob("*masked-kernels.json")]):
+        found = json.loads(path.read_text())
+        for row in found["rows"]:
+            asked = row["problem"] | {"alignment": Causal(row["problem"]["alignment"])}
+            problem = predictions.problem_with_masks(suites.Case(suite="random", dtype="f16", **asked))
+            times = {found["kernels"][int(number)]: time for number, time in row["times"].items()}
+            yield from _timed(path.stem, problem, times, kernels, path.stem, "problems")
+
+
+def _journals(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
+    for path in sorted(folder.glob("*tune-f16.jsonl")):
+        item = journal.read(path)
+        for entry in item.entries.values():
+            times = {one.kernel: one.gpu_us for one in entry.measured if one.gpu_us is not None}
+            yield from _timed(path.stem, entry.problem, times, kernels, path.stem, "journal")
+
+
+def _timed(
+    run: str,
+    problem: Problem,
+    times: Mapping[str, float],
+    kernels: Mapping[str, KernelInfo],
+    date: str,
+    kind: str,
+    is_judged: bool = False,
+) -> Iterator[Timed]:
+    """Of the kernels that are still what was timed; nothing where that is one."""
+    kept = [
+        kernels[name] for name in times if name in kernels and not has_changed(kernels[name], problem, date)
+    ]
+    if len(kept) < 2:
+        return
+    plain, least = families_with_plain(kept), min(times[kernel.name] for kernel in kept)
+    prices = []
+    for kernel in kept:
+        is_behind, cycles, _ = order(kernel, estimate(kernel, problem, DEVICE), problem, plain)
+        few, many = factors(kernel, problem, DEVICE)
+        price = math.log(cycles / (few if has_few_tiles(kernel, problem, DEVICE.sms) else many))
+        prices.append(price + (_BEHIND if is_behind else 0))
+    yield Timed(
+        run=run,
+        is_judged=is_judged,
+        weight=1.0 if is_judged else _WEIGHTS[kind],
+        names=tuple(map(name_of, kept)),
+        prices=tuple(prices),
+        losses=tuple(math.log(times[kernel.name] / least) for kernel in kept),
+        traits=tuple(_traits(kernel, problem) for kernel in kept),
+    )
+
+
+def _traits(kernel: KernelInfo, problem: Problem) -> tuple[str, ...]:
+    if not is_corrected(kernel):
+        return ()
+    has = (True, has_few_tiles(kernel, problem, DEVICE.sms), is_padded(kernel, problem))
+    return tuple(trait for trait, it_has in zip(TRAITS, has, strict=True) if it_has)
+
+
+class Fit:
+    """All problems as tensors, and the logarithms of the factors that are best for some of them."""
+
+    def __init__(self, problems: Sequence[Timed]) -> None:
+        names = sorted({name for one in problems for name in one.names})
+        self.factors = [(name, trait) for name in names for trait in TRAITS]
+        at = {factor: number + 1 for number, factor in enumerate(self.factors)}  # 0: none
+        most = max(len(one.names) for one in problems)
+        shape = len(problems), most
+        self._which = torch.zeros(*shape, len(TRAITS), dtype=torch.long)
+        self._prices = torch.full(shape, math.inf)
+        self._losses = torch.zeros(shape)
+        self._weights = torch.tensor([one.weight for one in problems])
+        for row, one in enumerate(problems):
+            count = len(one.names)
+            self._prices[row, :count] = torch.tensor(one.prices) - min(one.prices)
+            self._losses[row, :count] = torch.tensor(one.losses)
+            for column, (name, traits) in enumerate(zip(one.names, one.traits, strict=True)):
+                for number, trait in enumerate(traits):
+                    self._which[row, column, number] = at[name, trait]
+
+    def logarithms(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Of the factors, by number; the first is of none. `chosen`: bool, the problems that count."""
+        logs = torch.zeros(len(self.factors) + 1, requires_grad=True)
+        optimizer = torch.optim.Adam([logs], lr=RATE)
+        losses, weights = self._losses[chosen].clamp(max=_MOST_LOST), self._weights[chosen]
+        for _ in range(STEPS):
+            shares = torch.softmax(-self._corrected(logs, chosen) / TEMPERATURE, 1)
+            lost = ((shares * losses).sum(1) * weights).sum() + PENALTY * logs.square().sum()
+            optimizer.zero_grad()
+            lost.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return logs.detach()
+
+    def lost(self, logs: torch.Tensor, chosen: torch.Tensor) -> list[float]:
+        """Time of the cheapest kernel over that of the fastest, by problem."""
+        cheapest = self._corrected(logs, chosen).argmin(1, keepdim=True)
+        found: list[float] = self._losses[chosen].gather(1, cheapest)[:, 0].exp().tolist()
+        return found
+
+    def _corrected(self, logs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        known = torch.cat((logs.new_zeros(1), logs[1:]))
+        return self._prices[chosen] + known[self._which[chosen]].sum(2)
+
+
+def report(problems: Sequence[Timed], fit: Fit) -> Iterator[str]:
+    """What problems of each run lose without corrections, and with those that all others give."""
+    none = torch.zeros(len(fit.factors) + 1)
+    before: list[float] = []
+    after: list[float] = []
+    for run in sorted({one.run for one in problems if one.is_judged}):
+        held = torch.tensor([one.run == run for one in problems])
+        lost, now = fit.lost(none, held), fit.lost(fit.logarithms(~held), held)
+        yield _line(run, lost, now)
+        before += lost
+        after += now
+    yield _line("all of these", before, after)
+
+
+def _line(run: str, before: Sequence[float], after: Sequence[float]) -> str:
+    means = [f"{100 * (statistics.geometric_mean(lost) - 1):.2f} %" for lost in (before, after)]
+    far = [str(sum(one > FAR for one in lost)) for lost in (before, after)]
+    return f"{run:40} {len(after):5} problems lose {' -> '.join(means)}, beyond {FAR} {' -> '.join(far)}"
+
+
+def table(fit: Fit, problems: Sequence[Timed]) -> dict[str, Any]:
+    """What corrections.json holds."""
+    logs = fit.logarithms(torch.ones(len(problems), dtype=torch.bool))
+    found: dict[str, dict[str, float]] = {}
+    for (name, trait), log in zip(fit.factors, logs[1:].tolist(), strict=True):
+        if abs(log) >= LEAST:
+            found.setdefault(name, {})[trait] = round(math.exp(log), 3)
+    return {"fitted_to": sorted({one.run for one in problems}), "factors": found}

@@ -1,0 +1,73 @@
+"""What a kernel takes beside its price: factors that choices on Hopper were found to lack.
+
+A price adds up what the units of an SM are known to do. What is left differs from kernel to kernel and is no
+more than some percent, but so is the lead of one kernel over the next. corrections.json has three factors for
+a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are
+SMs, and where more than an eighth of its columns are padding. `python -m benchmarks.tiles corrections` finds
+them: those with which the choice loses least at random problems that were measured on H200s and H100s. Other
+cards' prices stay as they are, for nobody has measured what they lack.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from typing import TYPE_CHECKING
+
+from ...library.registry import Family
+from .model import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...library.device import DeviceInfo
+    from ...library.registry import KernelInfo
+    from ...problem import Problem
+
+FILE = "corrections.json"
+TRAITS = ("always", "few_tiles", "padded")
+_MEASURED = (9, 0)
+_LEFT_OUT = frozenset({"f16", "bf16"})  # of names: they share their factors
+
+
+def factors(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> tuple[float, float]:
+    """Of one kernel on one card, for the problems of one kind: with few tiles, and with more."""
+    known = _table().get(name_of(kernel)) if device.compute_capability == _MEASURED else None
+    if known is None:
+        return 1.0, 1.0
+    many = known.get("always", 1.0) * (known.get("padded", 1.0) if is_padded(kernel, problem) else 1.0)
+    return many * known.get("few_tiles", 1.0), many
+
+
+def name_of(kernel: KernelInfo) -> str:
+    """What the table calls it. Hopper's split kernels have the factors of their twins that never split, which
+    they are where they do not either.
+    """
+    left_out = _LEFT_OUT | ({"split"} if kernel.family is Family.FMHA_FWD_SM90 else set())
+    return "_".join(part for part in kernel.name.split("_") if part not in left_out)
+
+
+def is_padded(kernel: KernelInfo, problem: Problem) -> bool:
+    """Whether more than an eighth of the kernel's columns are padding."""
+    return 8 * max(problem.head_dim, problem.head_dim_v) < 7 * kernel.head_dim
+
+
+def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
+    """Whether there is at most one for an SM; those of a cluster come together."""
+    heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
+    cluster = kernel.detail("cluster", 1)
+    of_a_head = ceil_div(problem.seqlen_q * heads, kernel.block_m * cluster) * cluster
+    return of_a_head * problem.batch * problem.num_heads_q // heads <= sms
+
+
+def is_corrected(kernel: KernelInfo) -> bool:
+    """Plain kernels of mma.sync are not: on Hopper others are faster nearly everywhere."""
+    return kernel.family is Family.FMHA_FWD_SM90 or kernel.is_general
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, float]]:
+    text = importlib.resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
+    factors: Mapping[str, Mapping[str, float]] = json.loads(text)["factors"]
+    return factors
