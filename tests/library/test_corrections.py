@@ -10,10 +10,11 @@ from importlib import resources
 import pytest
 
 from benchmarks.documents import kernel_rows
+from benchmarks.tiles.corrections import is_corrected
 from sdpa_cutlass import Family, KernelInfo, Problem
 from sdpa_cutlass.choice import cost
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import FILE, TRAITS, factors, is_corrected, name_of
+from sdpa_cutlass.choice.cost.corrections import FILE, TRAITS, factors, name_of
 from sdpa_cutlass.cli import predictions
 
 KERNELS = {kernel.name: kernel for kernel in kernel_rows.release()}

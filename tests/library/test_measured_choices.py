@@ -132,6 +132,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
         ("2026-11-27-h200-f16-random-seventh", 147, 1.010, 1.16),
         ("2026-11-27-h200-f16-random-eighth", 134, 1.009, 1.17),
         ("2026-11-28-h200-f16-random", 135, 1.011, 1.19),
+        ("2026-11-28-h200-f16-random-second", 121, 1.014, 1.22),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:

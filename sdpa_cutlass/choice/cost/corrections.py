@@ -1,11 +1,11 @@
 """What a kernel takes beside its price: factors that choices on Hopper were found to lack.
 
 A price adds up what the units of an SM are known to do. What is left differs from kernel to kernel and is no
-more than some percent, but so is the lead of one kernel over the next. corrections.json has three factors for
-a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are
-SMs, and where more than an eighth of its columns are padding. `python -m benchmarks.tiles corrections` finds
-them: those with which the choice loses least at random problems that were measured on H200s and H100s. Other
-cards' prices stay as they are, for nobody has measured what they lack.
+more than some percent, but so is the lead of one kernel over the next. corrections.json has up to three
+factors for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs, and
+where more than an eighth of its columns are padding. `python -m benchmarks.tiles corrections` finds them:
+those with which the choice loses least at problems that were measured on H200s and H100s. Other cards' prices
+stay as they are, for nobody has measured what they lack.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import functools
 import importlib.resources
 import json
 from typing import TYPE_CHECKING
-
-from ...library.registry import Family
-from .model import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,10 +38,10 @@ def factors(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> tuple[f
 
 
 def name_of(kernel: KernelInfo) -> str:
-    """What the table calls it. Hopper's split kernels have the factors of their twins that never split, which
-    they are where they do not either.
+    """What the table calls it. Hopper's split kernels, which pack no heads, have the factors of their twins
+    that never split, which they are where they do not either.
     """
-    left_out = _LEFT_OUT | ({"split"} if kernel.family is Family.FMHA_FWD_SM90 else set())
+    left_out = _LEFT_OUT if kernel.packs_heads else _LEFT_OUT | {"split"}
     return "_".join(part for part in kernel.name.split("_") if part not in left_out)
 
 
@@ -57,17 +54,12 @@ def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
     """Whether there is at most one for an SM; those of a cluster come together."""
     heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
     cluster = kernel.detail("cluster", 1)
-    of_a_head = ceil_div(problem.seqlen_q * heads, kernel.block_m * cluster) * cluster
+    of_a_head = -(-problem.seqlen_q * heads // (kernel.block_m * cluster)) * cluster
     return of_a_head * problem.batch * problem.num_heads_q // heads <= sms
-
-
-def is_corrected(kernel: KernelInfo) -> bool:
-    """Plain kernels of mma.sync are not: on Hopper others are faster nearly everywhere."""
-    return kernel.family is Family.FMHA_FWD_SM90 or kernel.is_general
 
 
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, float]]:
     text = importlib.resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
-    factors: Mapping[str, Mapping[str, float]] = json.loads(text)["factors"]
-    return factors
+    known: Mapping[str, Mapping[str, float]] = json.loads(text)["factors"]
+    return known
