@@ -21,7 +21,6 @@ from rich.table import Table
 
 from benchmarks.tiles import choice, corrections, model
 from benchmarks.tiles.model import Quality
-from sdpa_cutlass.choice import cost
 from sdpa_cutlass.choice.cost.corrections import FILE
 from sdpa_cutlass.cli import OK, USAGE, CommandError
 from sdpa_cutlass.cli.results import write_atomically
@@ -30,7 +29,6 @@ from sdpa_cutlass.cli.tuning.derive import Choice
 from sdpa_cutlass.cli.tuning.journal import Journal
 
 RESULTS = Path(__file__).parents[1] / "results"
-CORRECTIONS = Path(cost.__file__).with_name(FILE)
 RESOURCES = Path("build/cuda/resource_usage.json")
 LEAST_WIDTH = 140
 
@@ -118,7 +116,7 @@ def correct(console: Console) -> int:
     fit = corrections.Fit(problems)
     for line in corrections.report(problems, fit):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    write_atomically(CORRECTIONS, json.dumps(corrections.table(fit, problems), indent=1) + "\n")
+    write_atomically(FILE, json.dumps(corrections.table(fit, problems), indent=1) + "\n")
     return OK
 
 

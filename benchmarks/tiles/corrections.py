@@ -22,13 +22,8 @@ import torch
 from benchmarks.documents import kernel_rows
 from benchmarks.documents.random_tables import has_changed
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import (
-    TRAITS,
-    factors,
-    has_few_tiles,
-    is_padded,
-    name_of,
-)
+from sdpa_cutlass.choice.cost.corrections import TRAITS, factors, is_padded, name_of
+from sdpa_cutlass.choice.cost.model import ceil_div
 from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli import predictions, random_report, results, suites
 from sdpa_cutlass.cli.tuning import journal
@@ -104,7 +99,11 @@ def _journals(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed
     for path in sorted(folder.glob("*tune-f16.jsonl")):
         item = journal.read(path)
         for entry in item.entries.values():
-            times = {one.kernel: one.gpu_us for one in entry.measured if one.gpu_us is not None}
+            times = {
+                one.kernel: one.gpu_us
+                for one in entry.measured
+                if one.status == journal.OK and one.gpu_us is not None
+            }
             yield from _timed(path.stem, entry.problem, times, kernels, path.stem, "journal")
 
 
@@ -139,6 +138,14 @@ def _timed(
         losses=tuple(math.log(times[kernel.name] / least) for kernel in kept),
         traits=tuple(_traits(kernel, problem) for kernel in kept),
     )
+
+
+def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
+    """Whether there is at most one for an SM; those of a cluster come together."""
+    heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
+    cluster = kernel.detail("cluster", 1)
+    of_a_head = ceil_div(problem.seqlen_q * heads, kernel.block_m * cluster) * cluster
+    return of_a_head * problem.batch * problem.num_heads_q // heads <= sms
 
 
 def is_corrected(kernel: KernelInfo) -> bool:

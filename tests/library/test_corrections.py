@@ -1,24 +1,22 @@
-"""Factors of prices: whose they are, where they hold, and that they lose less than prices alone did."""
+"""Factors of prices: whose they are and where they hold. What the choice loses: test_measured_choices.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from importlib import resources
 
 import pytest
 
 from benchmarks.documents import kernel_rows
 from benchmarks.tiles.corrections import is_corrected
 from sdpa_cutlass import Family, KernelInfo, Problem
-from sdpa_cutlass.choice import cost
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.corrections import FILE, TRAITS, factors, name_of
 from sdpa_cutlass.cli import predictions
 
 KERNELS = {kernel.name: kernel for kernel in kernel_rows.release()}
-TABLE: dict[str, dict[str, float]] = json.loads(resources.files(cost).joinpath(FILE).read_text())["factors"]
+TABLE: dict[str, dict[str, float]] = json.loads(FILE.read_text())["factors"]
 H200, L4 = predictions.H200.device, predictions.L4.device
 
 

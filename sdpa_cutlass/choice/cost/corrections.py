@@ -11,8 +11,8 @@ stay as they are, for nobody has measured what they lack.
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...library.registry import KernelInfo
     from ...problem import Problem
 
-FILE = "corrections.json"
+FILE = Path(__file__).with_name("corrections.json")
 TRAITS = ("always", "few_tiles", "padded")
 _MEASURED = (9, 0)
 _LEFT_OUT = frozenset({"f16", "bf16"})  # of names: they share their factors
@@ -50,16 +50,7 @@ def is_padded(kernel: KernelInfo, problem: Problem) -> bool:
     return 8 * max(problem.head_dim, problem.head_dim_v) < 7 * kernel.head_dim
 
 
-def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
-    """Whether there is at most one for an SM; those of a cluster come together."""
-    heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
-    cluster = kernel.detail("cluster", 1)
-    of_a_head = -(-problem.seqlen_q * heads // (kernel.block_m * cluster)) * cluster
-    return of_a_head * problem.batch * problem.num_heads_q // heads <= sms
-
-
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, float]]:
-    text = importlib.resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
-    known: Mapping[str, Mapping[str, float]] = json.loads(text)["factors"]
+    known: Mapping[str, Mapping[str, float]] = json.loads(FILE.read_text(encoding="utf-8"))["factors"]
     return known
