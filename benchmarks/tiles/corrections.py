@@ -62,7 +62,7 @@ def read(folder: Path) -> list[Timed]:
 
 
 def _random(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
-    for path in sorted([*folder.glob("*random*.json"), *folder.glob("tuning/*random-samples.json")]):
+    for path in sorted([*folder.glob("*random*.json"), *folder.glob("tuning/*random-samples*.json")]):
         run = results.load(path)
         rows = {
             dataclasses.replace(random_report.case_of(row), dtype=None).name: row

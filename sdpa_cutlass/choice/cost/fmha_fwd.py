@@ -23,7 +23,7 @@ to cross. A causal kernel ends with its longest CTA, beside shorter ones on its 
 query heads of a key head into their tiles, and when several CTAs share a tile, their parts have to be merged
 (splits.py). Lengths are unknown here: sequences count as full. The constants were fitted to measurements on
 an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
-and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 13 %.
+and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 18 %.
 Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
@@ -43,7 +43,6 @@ from .corrections import factors
 from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
-    CTA_CYCLES,
     KEYS_OF_A_PRICE,
     L2_BYTES_PER_CLOCK,
     LAUNCH_CYCLES,
@@ -60,40 +59,41 @@ if TYPE_CHECKING:
     from ...library.registry import KernelInfo
     from ...problem import Problem
 
-_ROUND_LATENCY = 268
-_MASK_LATENCY = 1100  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
-_COLUMN_BYTES_PER_CLOCK = 1.31  # of K and V into an SM, for each column of the pieces that rows are copied in
-_UNALIGNED_SHARE = 0.88  # of that rate, where a row is no whole number of pieces
-_BESIDE_SHARE = 0.45  # of it, where CTAs that begin together load Q: each waits for those before it
+_ENDS_CYCLES = 2750  # of a first CTA: first loads, last stores
+_ROUND_LATENCY = 359
+_MASK_LATENCY = 972  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
+_COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
+_UNALIGNED_SHARE = 0.758  # of that rate, where a row is no whole number of pieces
+_BESIDE_SHARE = 0.585  # of it, where CTAs that begin together load Q: each waits for those before it
 _LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 7.6
-_LATER_WARP_CYCLES = 2.0  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
-_CROSSING_BYTES_PER_CLOCK = 8  # of Q and O, where CTAs follow each other on every SM
-_Q_FIRST_CYCLES = 900  # Q goes through shared memory before V may have its place
+_LATER_WARP_CYCLES = 2.28  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
+_CROSSING_BYTES_PER_CLOCK = 8.57  # of Q and O, where CTAs follow each other on every SM
+_Q_FIRST_CYCLES = 840  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
-_RING_HEAD_START = 1040  # KV groups start with three tiles in flight and Q in registers
-_CAUSAL_ALU_PER_SCORE = 5.9  # in blocks that the diagonal crosses
-# Of a first CTA, on top of CTA_CYCLES: a warp of a plain or general kernel writes its elements of O one after
+_RING_HEAD_START = 833  # KV groups start with three tiles in flight and Q in registers
+_CAUSAL_ALU_PER_SCORE = 5.58  # in blocks that the diagonal crosses
+# Of a first CTA, on top of that: a warp of a plain or general kernel writes its elements of O one after
 # the other; split kernels meet more code, the more the wider they are (without KV groups as the square).
-_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.5, 780
-_GENERAL_CYCLES = 560
-_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 594, 5060
-_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1200, 2200  # of those with KV groups
-_SEEN_CYCLES = 600  # where rows do not see all keys, and a split kernel finds which
-_PACKED_CYCLES = 0.45  # for an element of Q of a warp in a split kernel: rows of several heads
-_OVERLAP_LOSS_OF_EX2 = 0.2  # where ex2 alone takes longer than the products
+_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.691, 977
+_GENERAL_CYCLES = 682
+_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 631, 5550
+_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1080, 2370  # of those with KV groups
+_SEEN_CYCLES = 562  # where rows do not see all keys, and a split kernel finds which
+_PACKED_CYCLES = 0.302  # for an element of Q of a warp in a split kernel: rows of several heads
+_OVERLAP_LOSS_OF_EX2 = 0.229  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
-_ALU_PER_SCORE = 6
-_GENERAL_SLOWDOWN = 1.1
+_ALU_PER_SCORE = 5.48
+_GENERAL_SLOWDOWN = 1.16
 _LOST_TIE = 1.005  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.06  # of a kernel for a larger head_dim: columns are predicated
-_MASK_LOSS_OF_TWO_WARPS = 1.12  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
-_DROPOUT_ALU_PER_SCORE = 8  # 7 rounds of Philox for 16 scores, a comparison and a selection
+_MASK_LOSS_OF_TWO_WARPS = 1.03  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
+_DROPOUT_ALU_PER_SCORE = 6.76  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
-_DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.8, 0.65  # below head_dim 64
-_READ_AGAIN = 1.4  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
+_DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.848, 0.671  # below head_dim 64
+_READ_AGAIN = 1.49  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class FmhaFwd(Model):
         packing = _PACKED_CYCLES * kernel.kv_groups / kernel.warps
         self._row_cycles = packing * problem.head_dim if kernel.is_split else 0.0
         # Q and O go in the pieces of K and V.
-        self._ends = CTA_CYCLES - head_start + kernel.block_m * self._key_load
+        self._ends = _ENDS_CYCLES - head_start + kernel.block_m * self._key_load
         self._beside = self._key_load / _BESIDE_SHARE  # of a row
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
         if kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:

@@ -25,9 +25,9 @@ _SPLIT_CYCLES = 2800  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 470
-_PART_CYCLES = 0.59  # for an element of O that is left in memory and read again
-_MERGE_LAUNCH_CYCLES = 3200
-_PART_BYTES_PER_CLOCK = 11  # of an SM, left by one launch and read by the next
+_PART_CYCLES = 0.639  # for an element of O that is left in memory and read again
+_MERGE_LAUNCH_CYCLES = 4660
+_PART_BYTES_PER_CLOCK = 9.19  # of an SM, left by one launch and read by the next
 
 
 def meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
