@@ -95,7 +95,7 @@ def test_what_was_slow_is_not_chosen_and_costs_more_than_what_was_faster(case: M
         assert case.price(tile) < case.price(case.slow[0])
 
 
-@pytest.mark.parametrize(("day", "regret", "worst"), [("21", 1.007, 1.31), ("22", 1.003, 1.11)])
+@pytest.mark.parametrize(("day", "regret", "worst"), [("21", 1.008, 1.31), ("22", 1.003, 1.11)])
 def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float, worst: float) -> None:
     """257 and 145 buckets of every kind on the same card: what helped above must not be paid for there.
 
@@ -122,17 +122,19 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
 @pytest.mark.parametrize(
     ("run", "samples", "mean", "worst"),
     [
-        ("2026-11-24-h200-f16-random", 58, 1.014, 1.19),
+        ("2026-11-24-h200-f16-random", 58, 1.009, 1.18),
         ("2026-11-25-h200-f16-random", 19, 1.005, 1.08),
-        ("2026-11-25-h100-f16-random-second", 57, 1.004, 1.10),
-        ("2026-11-26-h100-f16-random-third", 45, 1.008, 1.07),
-        ("2026-11-27-h200-f16-random", 178, 1.008, 1.24),
-        ("2026-11-27-h200-f16-random-second", 101, 1.007, 1.11),
-        ("2026-11-27-h200-f16-random-sixth", 142, 1.007, 1.17),
-        ("2026-11-27-h200-f16-random-seventh", 147, 1.010, 1.16),
-        ("2026-11-27-h200-f16-random-eighth", 134, 1.009, 1.17),
-        ("2026-11-28-h200-f16-random", 135, 1.011, 1.19),
-        ("2026-11-28-h200-f16-random-second", 121, 1.014, 1.22),
+        ("2026-11-25-h100-f16-random-second", 57, 1.006, 1.16),
+        ("2026-11-26-h100-f16-random-third", 45, 1.006, 1.07),
+        ("2026-11-27-h200-f16-random", 178, 1.007, 1.24),
+        ("2026-11-27-h200-f16-random-second", 101, 1.005, 1.08),
+        ("2026-11-27-h200-f16-random-sixth", 142, 1.006, 1.17),
+        ("2026-11-27-h200-f16-random-seventh", 147, 1.008, 1.16),
+        ("2026-11-27-h200-f16-random-eighth", 134, 1.008, 1.17),
+        ("2026-11-28-h200-f16-random", 135, 1.005, 1.10),
+        ("2026-11-28-h200-f16-random-second", 121, 1.007, 1.13),
+        ("2026-11-28-h200-f16-random-third", 134, 1.013, 1.56),
+        ("2026-11-28-h200-f16-random-fourth", 124, 1.007, 1.19),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -217,7 +219,7 @@ def test_little_is_lost_by_pairs_and_without(row: dict[str, Any]) -> None:
         causal=Causal.TOP_LEFT if sizes[6] else None,
     )
     _, regret = choice_among(row["times"], asked)
-    assert regret < 1.14
+    assert regret < 1.16
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ and at up to eight times the batch; tests/library/test_select.py lists some and 
 Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
-trying, the samples of eight runs and the journals of `tune` were fitted together in the end (2026-11-26),
-what comes before the first loads of split kernels to 400 more since that takes less (2026-11-27). What counts
-is the ranking: other cards enter only through their rates.
+trying, the samples of eight runs and the journals of `tune` were fitted together (2026-11-26), what comes
+before the first loads of split kernels to 400 more since that takes less (2026-11-27), and all constants in
+the end to what choices lost at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28). What counts is
+the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ _Q_FIRST_CYCLES = 840  # Q goes through shared memory before V may have its plac
 _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 833  # KV groups start with three tiles in flight and Q in registers
 _CAUSAL_ALU_PER_SCORE = 5.58  # in blocks that the diagonal crosses
-# Of a first CTA, on top of that: a warp of a plain or general kernel writes its elements of O one after
-# the other; split kernels meet more code, the more the wider they are (without KV groups as the square).
+# Of a first CTA, on top of _ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
+# after the other; split kernels meet more code, the more the wider they are (without KV groups as the square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.691, 977
 _GENERAL_CYCLES = 682
 _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 631, 5550

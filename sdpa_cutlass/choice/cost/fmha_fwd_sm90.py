@@ -16,7 +16,8 @@ The constants were fitted to 1361 random problems on an H200 with all kernels wo
 eight runs of random problems there and on an H100, to pairs of CTAs on both, to masks and to general kernels.
 Times that the DRAM bounds count as far as it lets them (2026-11; tests/library/test_measured_choices.py says
 how little the choice loses at each of them). Ends of causal grids, tiles with one block, narrow aligned rows
-and which pairs gain come from 1,000 more on H200s (2026-11-27).
+and which pairs gain come from 1,000 more on H200s (2026-11-27); all constants moved
+together to what loses least at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28).
 A boolean mask is priced between one whose blocks are all true and a dense one; which blocks it hides is not
 known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
 and V, these come at the rate that K and V alone were read from the L2 cache.
