@@ -75,7 +75,8 @@ _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends
 _RING_HEAD_START = 833  # KV groups start with three tiles in flight and Q in registers
 _CAUSAL_ALU_PER_SCORE = 5.58  # in blocks that the diagonal crosses
 # Of a first CTA, on top of _ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
-# after the other; split kernels meet more code, the more the wider they are (without KV groups as the square).
+# after the other; split kernels meet more code, the more the wider they are (without KV groups as the
+# square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.691, 977
 _GENERAL_CYCLES = 682
 _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 631, 5550
