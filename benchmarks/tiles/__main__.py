@@ -3,6 +3,7 @@
     python -m benchmarks.tiles choose JOURNAL...      # the smallest set of tiles that stays near the best
     python -m benchmarks.tiles model JOURNAL...       # how well the cost model predicts
     python -m benchmarks.tiles corrections            # fits corrections.json to all results, and writes it
+    python -m benchmarks.tiles constants              # proposes constants of prices, fitted to all results
 
 Needs no GPU. Exit status: 0 success, 2 wrong usage or a journal that cannot be used.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tiles import choice, corrections, model
+from benchmarks.tiles import choice, constants, corrections, model
 from benchmarks.tiles.model import Quality
 from sdpa_cutlass.choice.cost.corrections import FILE
 from sdpa_cutlass.cli import OK, USAGE, CommandError
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return choose(options, console)
         if options.command == "corrections":
             return correct(console)
+        if options.command == "constants":
+            return propose(console)
         return judge(options.journals, console)
     except CommandError as error:
         print(f"benchmarks.tiles: {error}", file=sys.stderr)
@@ -56,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     judging = commands.add_parser("model", help="how well the cost model predicts")
     commands.add_parser("corrections", help="fits what kernels take beside their prices to all results")
+    commands.add_parser("constants", help="proposes constants of prices, fitted to all results: minutes")
     for command in (choosing, judging):
         command.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
     choosing.add_argument(
@@ -107,6 +111,13 @@ def judge(paths: Sequence[Path], console: Console) -> int:
     kernels = {name: kernel for item in journals for name, kernel in item.kernels.items()}
     console.print(_head(journals, found), highlight=False, markup=False, soft_wrap=True)
     _show_qualities(model.by_groups(found, kernels, journals[0].device), console)
+    return OK
+
+
+def propose(console: Console) -> int:
+    """Prints what held-out problems lose with other constants and factors, and these constants."""
+    for line in constants.report(corrections.read(RESULTS)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return OK
 
 

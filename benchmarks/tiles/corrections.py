@@ -48,10 +48,20 @@ class Timed:
     run: str
     is_judged: bool  # the fastest kernels were timed twice
     weight: float
-    names: tuple[str, ...]
+    problem: Problem
+    kernels: tuple[KernelInfo, ...]
+    times: tuple[float, ...]  # in microseconds
     prices: tuple[float, ...]
-    losses: tuple[float, ...]
-    traits: tuple[tuple[str, ...], ...]  # of each kernel
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Logarithms of the times over the least."""
+        return tuple(math.log(time / min(self.times)) for time in self.times)
+
+    @property
+    def traits(self) -> tuple[tuple[str, ...], ...]:
+        """Of each kernel."""
+        return tuple(_traits(kernel, self.problem) for kernel in self.kernels)
 
 
 def read(folder: Path) -> list[Timed]:
@@ -122,22 +132,27 @@ def _timed(
     ]
     if len(kept) < 2:
         return
-    plain, least = families_with_plain(kept), min(times[kernel.name] for kernel in kept)
-    prices = []
-    for kernel in kept:
-        is_behind, cycles, _ = order(kernel, estimate(kernel, problem, DEVICE), problem, plain)
-        few, many = factors(kernel, problem, DEVICE)
-        price = math.log(cycles / (few if has_few_tiles(kernel, problem, DEVICE.sms) else many))
-        prices.append(price + (_BEHIND if is_behind else 0))
     yield Timed(
         run=run,
         is_judged=is_judged,
         weight=1.0 if is_judged else _WEIGHTS[kind],
-        names=tuple(map(name_of, kept)),
-        prices=tuple(prices),
-        losses=tuple(math.log(times[kernel.name] / least) for kernel in kept),
-        traits=tuple(_traits(kernel, problem) for kernel in kept),
+        problem=problem,
+        kernels=tuple(kept),
+        times=tuple(times[kernel.name] for kernel in kept),
+        prices=prices_of(kept, problem),
     )
+
+
+def prices_of(kernels: Sequence[KernelInfo], problem: Problem) -> tuple[float, ...]:
+    """Without corrections, as logarithms; those that `order` puts behind all others are far behind."""
+    plain = families_with_plain(kernels)
+    prices = []
+    for kernel in kernels:
+        is_behind, cycles, _ = order(kernel, estimate(kernel, problem, DEVICE), problem, plain)
+        few, many = factors(kernel, problem, DEVICE)
+        price = math.log(cycles / (few if has_few_tiles(kernel, problem, DEVICE.sms) else many))
+        prices.append(price + (_BEHIND if is_behind else 0))
+    return tuple(prices)
 
 
 def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
@@ -164,31 +179,32 @@ class Fit:
     """All problems as tensors, and the logarithms of the factors that are best for some of them."""
 
     def __init__(self, problems: Sequence[Timed]) -> None:
-        names = sorted({name for one in problems for name in one.names})
+        names = sorted({name_of(kernel) for one in problems for kernel in one.kernels})
         self.factors = [(name, trait) for name in names for trait in TRAITS]
         at = {factor: number + 1 for number, factor in enumerate(self.factors)}  # 0: none
-        most = max(len(one.names) for one in problems)
+        most = max(len(one.kernels) for one in problems)
         shape = len(problems), most
         self._which = torch.zeros(*shape, len(TRAITS), dtype=torch.long)
         self._prices = torch.full(shape, math.inf)
         self._losses = torch.zeros(shape)
         self._weights = torch.tensor([one.weight for one in problems])
         for row, one in enumerate(problems):
-            count = len(one.names)
+            count = len(one.kernels)
             self._prices[row, :count] = torch.tensor(one.prices) - min(one.prices)
             self._losses[row, :count] = torch.tensor(one.losses)
-            for column, (name, traits) in enumerate(zip(one.names, one.traits, strict=True)):
+            for column, (kernel, traits) in enumerate(zip(one.kernels, one.traits, strict=True)):
                 for number, trait in enumerate(traits):
-                    self._which[row, column, number] = at[name, trait]
+                    self._which[row, column, number] = at[name_of(kernel), trait]
 
     def logarithms(self, chosen: torch.Tensor) -> torch.Tensor:
         """Of the factors, by number; the first is of none. `chosen`: bool, the problems that count."""
-        logs = torch.zeros(len(self.factors) + 1, requires_grad=True)
+        logs = torch.zeros(1 + len(self.factors) + self._num_steps, requires_grad=True)
         optimizer = torch.optim.Adam([logs], lr=RATE)
         losses, weights = self._losses[chosen].clamp(max=_MOST_LOST), self._weights[chosen]
         for _ in range(STEPS):
             shares = torch.softmax(-self._corrected(logs, chosen) / TEMPERATURE, 1)
-            lost = ((shares * losses).sum(1) * weights).sum() + PENALTY * logs.square().sum()
+            of_factors = PENALTY * logs[: 1 + len(self.factors)].square().sum()
+            lost = ((shares * losses).sum(1) * weights).sum() + of_factors + self._beside(logs, chosen)
             optimizer.zero_grad()
             lost.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -201,13 +217,22 @@ class Fit:
         return found
 
     def _corrected(self, logs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        known = torch.cat((logs.new_zeros(1), logs[1:]))
+        known = torch.cat((logs.new_zeros(1), logs[1 : 1 + len(self.factors)]))
         return self._prices[chosen] + known[self._which[chosen]].sum(2)
+
+    @property
+    def _num_steps(self) -> int:
+        """Further numbers that are fitted: `ConstantsFit` has some."""
+        return 0
+
+    def _beside(self, logs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What counts beside what is lost and the factors."""
+        return logs.new_zeros(())
 
 
 def report(problems: Sequence[Timed], fit: Fit) -> Iterator[str]:
     """What problems of each run lose without corrections, and with those that all others give."""
-    none = torch.zeros(len(fit.factors) + 1)
+    none = torch.zeros(1 + len(fit.factors))
     before: list[float] = []
     after: list[float] = []
     for run in sorted({one.run for one in problems if one.is_judged}):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 
 import pytest
+import torch
 
 from benchmarks.documents import kernel_rows
+from benchmarks.tiles import constants, corrections
 from benchmarks.tiles.corrections import is_corrected
 from sdpa_cutlass import Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.corrections import FILE, TRAITS, factors, name_of
+from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 from sdpa_cutlass.cli import predictions
 
 KERNELS = {kernel.name: kernel for kernel in kernel_rows.release()}
@@ -79,3 +83,46 @@ def test_few_tiles_are_those_that_one_wave_takes(pattern: str) -> None:
         for problem, factor in ((few, at_most), (more, beyond)):
             plain = estimate(kernel, problem, other).cycles
             assert estimate(kernel, problem, H200).cycles == pytest.approx(factor * plain)
+
+
+CONSTANTS = {found.name: found for found in constants.constants() if found.key is None}
+
+
+def test_slopes_are_those_of_the_constant_that_a_price_knows() -> None:
+    """And the constant is what it was."""
+    plain = KERNELS["fmha_fwd_sm89_d64_m64n64_s1_w4_f16"]
+    general = KERNELS["fmha_fwd_sm89_d64_m64n64_s1_w4_f16_general"]
+    slowdown = CONSTANTS["_GENERAL_SLOWDOWN"]
+    before = slowdown.value
+    [(of_plain, of_general)] = constants.slopes([timed(plain, general, heads=1024)], slowdown)
+    assert of_plain == 0
+    assert of_general == pytest.approx(1, abs=0.05)  # all but the launch
+    assert slowdown.value == before
+
+
+def test_constants_step_to_where_less_is_lost() -> None:
+    """Where KV groups are ahead by less, the kernel that seemed dearer, and is faster, is the cheaper one."""
+    cheap = KERNELS["fmha_fwd_sm89_d64_m32n32_s1_w4_g2_f16"]
+    dear = KERNELS["fmha_fwd_sm89_d64_m64n64_s1_w4_f16"]
+    problems = 40 * [timed(cheap, dear, heads=40)]
+    head_start = CONSTANTS["_RING_HEAD_START"]
+    fit = constants.ConstantsFit(problems, [head_start])
+    every = torch.ones(len(problems), dtype=torch.bool)
+    logs = fit.logarithms(every)
+    assert max(fit.lost(torch.zeros_like(logs), every)) == pytest.approx(1.25)
+    assert max(fit.lost(logs, every)) == 1
+    before = head_start.value
+    try:
+        head_start.set(before * math.exp(fit.steps(logs).item()))
+        of_cheap, of_dear = corrections.prices_of(problems[0].kernels, problems[0].problem)
+    finally:
+        head_start.set(before)
+    assert of_cheap > of_dear
+
+
+def timed(slow: KernelInfo, fast: KernelInfo, heads: int) -> corrections.Timed:
+    """At head_dim 64: the first takes 1.25 times as long as the second, which takes as long as it costs."""
+    problem = problem_of(fast, heads, head_dim=64)
+    prices = corrections.prices_of([slow, fast], problem)
+    time = math.exp(prices[1]) / (CLOCK_GHZ * 1e3)
+    return corrections.Timed("run", True, 1.0, problem, (slow, fast), (1.25 * time, time), prices)
