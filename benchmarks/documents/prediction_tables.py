@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.documents import kernel_rows, model_quality
 from benchmarks.documents.model_quality import LEAST_RANK, MOST_ERROR, Quality
-from sdpa_cutlass.choice.cost.model import CLOCK_GHZ, CTA_CYCLES, LAUNCH_CYCLES, ceil_div
+from sdpa_cutlass.choice.cost.fmha_fwd import ENDS_CYCLES
+from sdpa_cutlass.choice.cost.model import CLOCK_GHZ, LAUNCH_CYCLES, ceil_div
 from sdpa_cutlass.cli import suites
 from sdpa_cutlass.cli.cells import number
 from sdpa_cutlass.cli.predictions import L4, RTX_4090, Card, Prediction, predict, row_of
@@ -83,7 +84,8 @@ def goal() -> list[str]:
 def _sentence(card: Card, case: Case) -> str:
     row = row_of(case)
     floor = card.floor_us(row)
-    ends = (LAUNCH_CYCLES + CTA_CYCLES) / card.boost_ghz / 1e3
+    clocks = LAUNCH_CYCLES + ENDS_CYCLES
+    ends = clocks / card.boost_ghz / 1e3
     found = predict(kernel_rows.release(), row, card)
     assert found is not None
     ctas, sms = found.estimate.ctas, card.device.sms
@@ -93,7 +95,7 @@ def _sentence(card: Card, case: Case) -> str:
         f"{'is not ruled out by this arithmetic' if is_reachable else 'is out of reach'}. "
         f"The products alone take {floor:.2f} µs at the peak of {card.peak_tflops:.0f} TFLOP/s. "
         f"A launch, a tile's first loads and its last stores take {ends:.2f} µs more in the model "
-        f"({LAUNCH_CYCLES + CTA_CYCLES} clocks at {card.boost_ghz:.2f} GHz), together {floor + ends:.2f} µs. "
+        f"({clocks} clocks at {card.boost_ghz:.2f} GHz), together {floor + ends:.2f} µs. "
         f"Predicted are {found.microseconds_at_boost:.1f} µs at that clock and {found.microseconds:.1f} µs "
         f"at {CLOCK_GHZ} GHz, with {ctas} CTAs on {sms} SMs, at most {ceil_div(ctas, sms)} on one."
     )

@@ -19,13 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.tiles.corrections import DEVICE, FAR, Fit, Timed, prices_of
-from sdpa_cutlass.choice.cost import ctas, fmha_fwd, fmha_fwd_sm90, splits
+from sdpa_cutlass.choice.cost import ctas, fmha_fwd, fmha_fwd_sm90, model, splits
 from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 
 MODULES = (ctas, fmha_fwd, fmha_fwd_sm90, splits)
 # What data sheets, kernels or launches say.
 KNOWN = frozenset(
     {
+        "MAX_SPLIT_TILES",
+        "MERGED_BY_LAST_CTA",
+        "MOST_WAVES",
         "_REGISTERS_PER_SM",
         "_MAX_REGISTERS",
         "_EX2_PER_CLOCK",
@@ -64,7 +67,8 @@ class Constant:
     def value(self) -> float:
         """As prices have it now."""
         held = getattr(self.module, self.name)
-        return float(held if self.key is None else held[self.key])
+        value: float = held if self.key is None else held[self.key]
+        return value
 
     def set(self, value: float) -> None:
         """For all prices from now on."""
@@ -79,11 +83,11 @@ class Constant:
 
 
 def constants() -> list[Constant]:
-    """All that were fitted to times."""
+    """All that were fitted to times, but those of model.py, which other families share."""
     found = []
     for module in MODULES:
         for name, held in vars(module).items():
-            if not (name.startswith("_") and name.isupper()) or name in KNOWN:
+            if not name.isupper() or name in KNOWN or hasattr(model, name):
                 continue
             if isinstance(held, int | float):
                 found.append(Constant(module, name))
@@ -95,13 +99,11 @@ def constants() -> list[Constant]:
 def slopes(problems: Sequence[Timed], constant: Constant) -> list[tuple[float, ...]]:
     """Of the logarithm of each price over that of the constant, which is left as it was."""
     before = constant.value
-    held = getattr(constant.module, constant.name)
-    original = held if constant.key is None else held[constant.key]
     constant.set(before * math.exp(STEP))
     try:
         moved = [prices_of(one.kernels, one.problem) for one in problems]
     finally:
-        constant.set(original)
+        constant.set(before)
     return [
         tuple(
             max(-_STEEPEST, min((new - old) / STEP, _STEEPEST))

@@ -56,7 +56,8 @@ class Timed:
     @property
     def losses(self) -> tuple[float, ...]:
         """Logarithms of the times over the least."""
-        return tuple(math.log(time / min(self.times)) for time in self.times)
+        least = min(self.times)
+        return tuple(math.log(time / least) for time in self.times)
 
     @property
     def traits(self) -> tuple[tuple[str, ...], ...]:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ...library.registry import KernelInfo
     from ...problem import Problem
 
-_ENDS_CYCLES = 2750  # of a first CTA: first loads, last stores
+ENDS_CYCLES = 2750  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 359
 _MASK_LATENCY = 972  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
@@ -74,9 +74,8 @@ _Q_FIRST_CYCLES = 840  # Q goes through shared memory before V may have its plac
 _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
 _RING_HEAD_START = 833  # KV groups start with three tiles in flight and Q in registers
 _CAUSAL_ALU_PER_SCORE = 5.58  # in blocks that the diagonal crosses
-# Of a first CTA, on top of _ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
-# after the other; split kernels meet more code, the more the wider they are (without KV groups as the
-# square).
+# Of a first CTA, on top of ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
+# after the other; split kernels meet more code, the wider the more (without KV groups as the square).
 _WARP_CYCLES, _WARP_CYCLES_SAVED = 0.691, 977
 _GENERAL_CYCLES = 682
 _SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 631, 5550
@@ -169,7 +168,7 @@ class FmhaFwd(Model):
         packing = _PACKED_CYCLES * kernel.kv_groups / kernel.warps
         self._row_cycles = packing * problem.head_dim if kernel.is_split else 0.0
         # Q and O go in the pieces of K and V.
-        self._ends = _ENDS_CYCLES - head_start + kernel.block_m * self._key_load
+        self._ends = ENDS_CYCLES - head_start + kernel.block_m * self._key_load
         self._beside = self._key_load / _BESIDE_SHARE  # of a row
         later = _LATER_CYCLES + 2 * q_bytes / _LATER_BYTES_PER_CLOCK
         if kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
