@@ -146,7 +146,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
 
 
 def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
-    """Which is what an Ada GPU chooses from, timed on H200s: 1880 problems of the runs above and of samples."""
+    """As on an Ada GPU: 1880 problems of the runs above and of samples, timed on H200s."""
     regrets = []
     for one in corrections.read(RESULTS):
         pairs = zip(one.kernels, one.times, strict=True)
