@@ -2,6 +2,7 @@
 
     python -m benchmarks.compare_builds BEFORE.so AFTER.so
     python -m benchmarks.compare_builds BEFORE.so AFTER.so --suite mission --suite small --json FILE
+    python -m benchmarks.compare_builds BEFORE.so AFTER.so --random 1 --filter '*_s??_*' --json FILE
 
 Each problem runs on the kernel that the first build chooses for it, in both builds. They take turns, replay
 by replay (see sdpa_cutlass/cli/timing.py). The first build takes part twice: the ratio of its two times is
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import math
 import statistics
@@ -24,7 +26,7 @@ import torch
 
 from sdpa_cutlass.call import binding, planning
 from sdpa_cutlass.call.arguments import Inputs, Options
-from sdpa_cutlass.cli import environment
+from sdpa_cutlass.cli import environment, random_suite
 from sdpa_cutlass.cli.measure import Settings, input_sets
 from sdpa_cutlass.cli.providers import Operands
 from sdpa_cutlass.cli.results import write_atomically
@@ -131,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--suite", action="append", choices=sorted(SUITES), help="default: mission, small, long"
     )
+    parser.add_argument("--random", type=int, metavar="SEED", help="problems of `bench --suite random`")
+    parser.add_argument("--count", type=int, default=400, metavar="N", help="of these")
+    parser.add_argument("--filter", default="*", metavar="GLOB", help="of problems' names")
     parser.add_argument("--dtype", choices=("f16", "bf16"), default="f16")
     parser.add_argument("--repeats", type=int, default=60, metavar="N", help="replays of each contestant")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -141,18 +146,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(
         device=torch.device("cuda", 0), dtype=given.dtype, providers=(), seed=0, repeats=given.repeats
     )
+    named = given.suite or (("mission", "small", "long") if given.random is None else ())
+    cases = [case for suite in named for case in SUITES[suite]()]
+    if given.random is not None:
+        drawn = random_suite.draw(given.random, given.count)
+        cases += [case for case in drawn if case.dtype in (None, given.dtype)]
     rows = []
-    for suite in given.suite or ("mission", "small", "long"):
-        for case in SUITES[suite]():
-            if case.mask == "packed":
-                continue
-            try:
-                row = compare(case, libraries, settings)
-            except SdpaError as error:  # builds of some kernels do not serve every problem
-                row = {"problem": case.name, "kernel": None, "failures": {"before": str(error)}}
-            rows.append(row)
-            times = "".join(f"{row.get(name) or math.nan:>10.2f}" for name in CONTESTANTS)
-            print(f"{row['problem']:<44}{times}  {row['kernel']}", flush=True)
+    for case in cases:
+        if case.mask == "packed" or not fnmatch.fnmatch(case.name, given.filter):
+            continue
+        try:
+            row = compare(case, libraries, settings)
+        except SdpaError as error:  # builds of some kernels do not serve every problem
+            row = {"problem": case.name, "kernel": None, "failures": {"before": str(error)}}
+        rows.append(row)
+        times = "".join(f"{row.get(name) or math.nan:>10.2f}" for name in CONTESTANTS)
+        print(f"{row['problem']:<44}{times}  {row['kernel']}", flush=True)
     print(summary(rows))
     if given.json:
         env = environment.record(settings.device)

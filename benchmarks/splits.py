@@ -2,12 +2,15 @@
 
     python -m benchmarks.splits
     python -m benchmarks.splits --every-number --json benchmarks/results/splits/FILE.json
+    python -m benchmarks.splits --every-number --decode 1 --json benchmarks/results/splits/FILE.json
 
 A problem is a prompt's latest queries, causal at the bottom right, in the heads that one of several GPUs has,
-or a few rows that see all keys. The cheapest split kernel of each family by its cost model takes part, with
-the number of splits that the model gives it, and the cheapest kernel that does not split, beside torch's
-flash and cuDNN; with --every-number also Hopper's split kernels with other numbers. All take turns, replay by
-replay (sdpa_cutlass/cli/timing.py). Times are in microseconds. Outputs are compared with the chosen kernel's.
+or a few rows that see all keys; with --decode SEED, one row next to caches of 48 MiB and more, drawn as by
+`bench --suite random`. The cheapest split kernel of each family by its cost model takes part, with the number
+of splits that the model gives it, and the cheapest kernel that does not split, beside torch's flash and
+cuDNN; with --every-number also Hopper's split kernels with other numbers, or of decoding problems the
+cheapest two of all. All take turns, replay by replay (sdpa_cutlass/cli/timing.py). Times are in microseconds.
+Outputs are compared with the chosen kernel's.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import torch
 
 from benchmarks.windows import contestant
 from sdpa_cutlass import AttentionPlan, explain, plan
+from sdpa_cutlass.choice.cost.fmha_fwd import FmhaFwd
 from sdpa_cutlass.choice.cost.fmha_fwd_sm90 import FmhaFwdSm90
-from sdpa_cutlass.cli import environment
+from sdpa_cutlass.cli import environment, random_suite
 from sdpa_cutlass.cli.results import write_atomically
 from sdpa_cutlass.cli.timing import Contestant, time_on_gpu
 from sdpa_cutlass.errors import SdpaError
@@ -37,6 +41,7 @@ BUDGET_S = 0.06
 TOLERANCE = 0.01  # between kernels: another order of sums
 NUMBERS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 MOST_CTAS = 5 * 132
+LEAST_CACHE = 48 << 20  # bytes of K and V
 
 Sizes = tuple[int, int, int, int, int, int, bool]
 """B, Hq, Hkv, Sq, Sk, D, causal"""
@@ -74,14 +79,25 @@ def name_of(sizes: Sizes) -> str:
     return f"b{batch}_h{heads}x{heads_kv}_q{rows}_k{keys}_d{head_dim}" + ("_causal" if causal else "")
 
 
+def decoding(seed: int, count: int) -> Iterator[Sizes]:
+    """Of the first `count` problems of a seed, those of one query whose keys are many bytes."""
+    for case in random_suite.draw(seed, count):
+        kv_bytes = 4 * case.batch * case.num_heads_kv * case.seqlen_k * case.head_dim
+        if case.seqlen_q == 1 and kv_bytes >= LEAST_CACHE:
+            heads = case.num_heads_q, case.num_heads_kv
+            yield case.batch, *heads, 1, case.seqlen_k, case.head_dim, False
+
+
 @contextlib.contextmanager
-def splits_of_hopper(number: int | None) -> Iterator[None]:
-    """Plans that are made meanwhile have this number, not the cost model's."""
-    if number is None:
-        yield
-        return
-    cost = FmhaFwdSm90.cost
-    with mock.patch.object(FmhaFwdSm90, "cost", lambda self, problem: (cost(self, problem)[0], number)):
+def splits_of(number: int | None) -> Iterator[None]:
+    """Plans that are made meanwhile have this number, not the cost models'."""
+    with contextlib.ExitStack() as patches:
+        for model in (FmhaFwd, FmhaFwdSm90) if number is not None else ():
+            cost = model.cost
+            given = mock.patch.object(
+                model, "cost", lambda self, problem, cost=cost: (cost(self, problem)[0], number)
+            )
+            patches.enter_context(given)
         yield
 
 
@@ -132,21 +148,22 @@ def measure(sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool) 
         "whole": (cheapest(ranked, lambda kernel: not kernel.is_split), None),
     }
     if every_number:
-        asked |= {
-            f"{kernel.name} {number}": (kernel.name, number)
-            for kernel in hopper
-            for number in NUMBERS
-            if kernel.head_dim == hopper[0].head_dim
-            and -(-rows // kernel.block_m) * batch * heads * number <= MOST_CTAS
-            and 64 * number <= keys
-        }
+        tried = [kernel for kernel in hopper if kernel.head_dim == hopper[0].head_dim]
+        if rows == 1:
+            tried = [one.kernel for one in ranked if one.refusal is None and one.kernel.is_split][:2]
+        for row in tried:
+            packed = heads // heads_kv if row.packs_heads else 1
+            tiles = -(-rows * packed // row.block_m) * batch * heads // packed
+            for splits in (1, *NUMBERS) if rows == 1 else NUMBERS:
+                if tiles * splits <= MOST_CTAS and 64 * splits <= keys:
+                    asked[f"{row.name} {splits}"] = row.name, splits
     plans: dict[str, AttentionPlan] = {}
     failures: dict[str, str] = {}
     for name, (kernel, number) in asked.items():
         if kernel is None and name != "chosen":
             continue
         try:
-            with splits_of_hopper(number):
+            with splits_of(number):
                 plans[name] = plan(q, k, v, causal=align, kernel=kernel)
         except SdpaError as error:
             failures[name] = str(error)
@@ -176,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--every-number", action="store_true")
+    parser.add_argument("--decode", type=int, metavar="SEED")
+    parser.add_argument("--count", type=int, default=800, metavar="N", help="problems that are drawn")
     parser.add_argument("--dtype", choices=("f16", "bf16"), default="f16")
     parser.add_argument("--repeats", type=int, default=30, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -184,7 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("torch sees no GPU")
     dtype = torch.float16 if given.dtype == "f16" else torch.bfloat16
     found, disagree = [], False
-    for sizes in PROBLEMS:
+    drawn = PROBLEMS if given.decode is None else tuple(decoding(given.decode, given.count))
+    for sizes in drawn:
         row = measure(sizes, dtype, given.repeats, given.every_number)
         found.append(row)
         differs = {name: apart for name, apart in row["apart"].items() if not apart <= TOLERANCE}

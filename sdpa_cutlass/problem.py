@@ -48,6 +48,10 @@ class MaskType(Enum):
         return {MaskType.BOOL: 1, MaskType.F32: 4}.get(self, 2)
 
 
+MASK_ALIGNMENT = 16
+"""The most bytes that a kernel reads of a mask's row at once."""
+
+
 class Causal(str, Enum):
     """Where the diagonal of a causal mask starts.
 
@@ -62,13 +66,16 @@ class Causal(str, Enum):
 
 
 class Kind(NamedTuple):
-    """What of a problem decides which kernels are legal: all but the sizes that change from call to call."""
+    """What of a problem decides which kernels are legal, and their prices: all but the sizes that change from
+    call to call.
+    """
 
     dtype: DType
     head_dim: int
     head_dim_v: int
     is_causal: bool
     mask: MaskType | None
+    mask_alignment: int
     has_dropout: bool
     has_lengths: bool
     has_window: bool
@@ -89,6 +96,10 @@ class Problem:
     no limit. A causal mask sets right to 0. A limit that hides no key becomes -1, a right of 0 a causal mask,
     and a window without limits None.
 
+    `mask_alignment` is the power of two, in bytes and at most MASK_ALIGNMENT, at whose multiples every row of
+    the mask begins, as far as strides tell; 0 where its keys do not lie next to each other. `mask_elements`
+    are those that it has of its own, without what it broadcasts over.
+
     `diagonal`, of a shard of a longer problem, is its causal_offset instead: row i stands next to key
     i + diagonal. What it hides of this problem's sizes is all that is kept of it.
     """
@@ -103,6 +114,8 @@ class Problem:
     causal: Causal | None = None
     head_dim_v: int = _AS_HEAD_DIM
     mask: MaskType | None = None
+    mask_alignment: int = MASK_ALIGNMENT
+    mask_elements: int = 0
     has_dropout: bool = False
     has_lengths: bool = False
     window: tuple[int, int] | None = None
@@ -166,6 +179,8 @@ class Problem:
             causal=self.causal,
             head_dim_v=self.head_dim_v,
             mask=self.mask,
+            mask_alignment=self.mask_alignment,
+            mask_elements=self.mask_elements,
             has_dropout=self.has_dropout,
             has_lengths=self.has_lengths,
             window=self.window,
@@ -182,11 +197,19 @@ class Problem:
             self.head_dim_v,
             self.causal is not None,
             self.mask,
+            self.mask_alignment,
             self.has_dropout,
             self.has_lengths,
             self.window is not None,
             self.has_sinks,
         )
+
+    def reads_mask_by(self, run: int) -> bool:
+        """Whether threads that hold `run` neighbouring keys of a row read the mask of them at once."""
+        if self.mask is None:
+            return True
+        vector = min(run * self.mask.itemsize, MASK_ALIGNMENT)
+        return self.mask_alignment >= vector
 
     @property
     def is_plain(self) -> bool:
@@ -222,6 +245,11 @@ class Problem:
         if self.causal is None:
             return self.window is not None
         return self.causal is Causal.BOTTOM_RIGHT
+
+    @property
+    def scores(self) -> int:
+        """Of all heads and batches, seen or not."""
+        return self.batch * self.num_heads_q * self.seqlen_q * self.seqlen_k
 
     @property
     def visible_scores(self) -> int:
@@ -283,6 +311,8 @@ class Problem:
             text += f" window={self.window}"
         if self.mask:
             text += f" mask={self.mask.value}"
+            if self.mask_alignment < MASK_ALIGNMENT:
+                text += f" aligned={self.mask_alignment}"
         if self.has_dropout:
             text += " dropout"
         if self.has_lengths:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.documents import kernel_rows
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.splits import merges_in_second_launch
+from sdpa_cutlass.choice.mask_reads import LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
 from sdpa_cutlass.cli import predictions, random_report
 from sdpa_cutlass.cli.cells import MISSING
 from sdpa_cutlass.cli.results import Results
@@ -28,6 +29,8 @@ _MERGES_SINCE = (
 )
 _SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
 _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
+_PAIRS_READ_SINCE = "2026-11-26T21"  # by Hopper's kernels of masks that others have copied
+_EVEN_SPLITS_SINCE = "2026-11-29"  # of tiles that leave SMs idle, or a few of them with more
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -72,15 +75,23 @@ def losses(run: Results) -> dict[str, float]:
 
 
 def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
-    """Whether times of `date` are another kernel's: its code has changed, or other CTAs merge its parts."""
+    """Whether times of `date` are another kernel's: its code has changed, its mask is no longer copied, or
+    other CTAs merge its parts.
+    """
     if kernel.family is Family.FMHA_FWD_SM90 and kernel.is_general:
+        if date < _PAIRS_READ_SINCE and not problem.reads_mask_by(LONGEST_RUN):
+            run = RUNS[kernel.family.value]
+            return problem.reads_mask_by(run) and problem.scores >= UNALIGNED_COPY_SCORES
         return date < _TURNS_SINCE and problem.mask is None and not problem.has_lengths
     if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
         return False
     if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:
         return True
     rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
-    num_splits = estimate(kernel, problem, predictions.H200.device).num_splits
+    found = estimate(kernel, problem, predictions.H200.device)
+    num_splits = found.num_splits
+    if date < _EVEN_SPLITS_SINCE and kernel.kv_groups > 2 and num_splits > 1:
+        return 2 * found.ctas > predictions.H200.device.sms * num_splits
     return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)
 
 

@@ -36,6 +36,8 @@ KNOWN = frozenset(
         "_WARPGROUP_ROWS",
         "_ROWS_OF_A_PRICE",
         "_SECTOR_COLUMNS",
+        "_MASK_RUN_UNDER_DROPOUT",
+        "MASK_ALIGNMENT",
         "_LONGEST_WINDOW_IN_TURN",
         "_LONGEST_CAUSAL_IN_TURN",
         "_ROOM_FOR_TWO_Q",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor
 from ..errors import ArgumentError, ArgumentTypeError
-from ..problem import Problem
+from ..problem import MASK_ALIGNMENT, Problem
 from . import checks, extras, shard
 from .arguments import Inputs, Options
 from .extras import Extras
@@ -71,13 +71,11 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
     sinks = None if inputs.sinks is None else extras.head_sinks(inputs.sinks, operands.query)
     given = Extras(mask, p_dropout if p_dropout < 1 else 0.0, None, seqlens_q, seqlens_k, sinks=sinks)
     scale = checks.softmax_scale(options.scale, operands.query.shape[3])
-    problem = checks.problem_of(
-        operands,
-        causal,
-        given,
-        None if allow_meta else window,  # sizes may be symbolic, and are compared
-        None if allow_meta else diagonal,
-    )
+    if allow_meta:  # sizes may be symbolic, and what is left out compares them
+        problem = checks.problem_of(operands, causal, given)
+    else:
+        alignment, elements = (MASK_ALIGNMENT, 0) if mask is None else extras.reading(mask)
+        problem = checks.problem_of(operands, causal, given, window, diagonal, alignment, elements)
     bound = Bound(operands, problem, scale, given, p_dropout == 1)
     if not is_packed:
         return bound

@@ -14,31 +14,20 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor, is_tensor
+from ..choice.mask_reads import LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
 from ..library.registry import Family
-from ..problem import Causal, MaskType
+from ..problem import MASK_ALIGNMENT, Causal, MaskType
 from .operands import INT32_MAX, Operands, check_no_grad, dtype_name
 
 if TYPE_CHECKING:
     import torch
 
-ROW_BYTES = 16  # of a vector: rows of a copy are whole ones
-# Neighbouring keys that a thread reads at once, by vectors of up to 16 bytes: kMaskRun of the family's
-# kernel_traits.cuh, and the most of any.
-_RUNS = {Family.FMHA_FWD_SM90: 2, Family.FMHA_FWD_Q8: 4}
-_LONGEST_RUN = 8
 DENSE_COPY_SCORES = 2**20
 """From so many scores on, a mask with a strided last dimension is copied. On an H200 (2026-11-23) the bias of
 T5, bfloat16 [16, 12, 512, 512] with strides (3145728, 1, 6144, 12), took 511 µs as it lies and 67 µs when
 contiguous and shared by the batch: 9 µs for a million scores, which is what a copy costs at least."""
-UNALIGNED_COPY_SCORES = 2**23
-"""From so many scores on, a mask is copied whose rows do not begin where vectors may, as with an odd number
-of keys. On an H200 (2026-11-24) a bool mask of 6029 by 6029, head_dim 80, took 252 µs in the fastest kernel;
-the model of aligned rows has 84: 5 µs for a million scores. No plan is kept for a copy, so each call
-takes as long as a first one; the limit is higher for that. The copy itself takes about 2 µs for a million
-scores: 65 million in rows of 1588 bool or float16 keys, head_dim 64, took 245 µs with it on an H200
-(2026-11-26), and 106 in rows of 1600 that need none."""
 MASK_TYPES = {
     "bool": MaskType.BOOL,
     "float16": MaskType.F16,
@@ -116,16 +105,26 @@ def needs_dense_copy(mask: torch.Tensor, family: Family | None = None) -> bool:
     least = UNALIGNED_COPY_SCORES if stride == 1 else DENSE_COPY_SCORES
     if math.prod(mask.shape) < least or mask.shape[3] == 1 or stride == 0:
         return False
-    run = _LONGEST_RUN if family is None else _RUNS.get(family, _LONGEST_RUN)
-    return stride != 1 or not _has_aligned_rows(mask, run)
+    if stride != 1:
+        return True
+    run = LONGEST_RUN if family is None else RUNS.get(family.value, LONGEST_RUN)
+    vector = min(run * mask.element_size(), MASK_ALIGNMENT)
+    return reading(mask)[0] < vector or mask.data_ptr() % vector != 0
 
 
-def _has_aligned_rows(mask: torch.Tensor, run: int) -> bool:
-    """Whether kernels read `mask`, whose keys are neighbours, by vectors: to_mask of set_params.hpp."""
-    size = mask.element_size()
-    vector = min(run * size, ROW_BYTES)
-    starts = (mask.stride(dim) * size for dim in range(3) if mask.shape[dim] > 1)
-    return mask.data_ptr() % vector == 0 and all(start % vector == 0 for start in starts)
+def reading(mask: torch.Tensor) -> tuple[int, int]:
+    """Problem.mask_alignment and mask_elements of `mask` [B, Hq, Sq, Sk] or of its copy, if all kernels need
+    one.
+    """
+    shape, strides = mask.shape, mask.stride()
+    starts, elements = 0, shape[3] if strides[3] else 1
+    for size, stride in zip(shape[:3], strides, strict=False):
+        if size > 1 and stride:
+            starts |= stride
+            elements *= size
+    if strides[3] != 1:
+        return MASK_ALIGNMENT if needs_dense_copy(mask) else 0, elements
+    return math.gcd(MASK_ALIGNMENT, starts * mask.element_size()), elements
 
 
 def dense_copy(mask: torch.Tensor) -> torch.Tensor:
@@ -134,7 +133,7 @@ def dense_copy(mask: torch.Tensor) -> torch.Tensor:
     Dimensions that it broadcasts over are not written out.
     """
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
-    vector = ROW_BYTES // mask.element_size()
+    vector = MASK_ALIGNMENT // mask.element_size()
     keys = mask.shape[3]
     copy = own.new_empty((*own.shape[:3], -(-keys // vector) * vector))[..., :keys]
     return copy.copy_(own).expand(mask.shape)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..choice.select import choose
 from ..dropout import PhiloxState
+from ..problem import MASK_ALIGNMENT
 from . import extras, outputs, rng
 from .arguments import Inputs, Options
 from .binding import Bound
@@ -121,7 +122,7 @@ def prepare(
     copied_mask = None
     if executed.copies_mask:
         assert mask is not None
-        if operands.rank > 4 or mask.data_ptr() % extras.ROW_BYTES:  # else strides alone ask for the copy
+        if operands.rank > 4 or mask.data_ptr() % MASK_ALIGNMENT:  # else strides alone ask for the copy
             return None
         copied_mask = tuple(mask.shape)
     if executed.plan is None:

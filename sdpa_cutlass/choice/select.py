@@ -29,7 +29,7 @@ from ..errors import ArgumentError, ArgumentTypeError, NoKernelError
 from ..library.device import DeviceInfo
 from ..library.registry import Asked, Family, KernelInfo, read_kernels
 from ..library.structs import Params
-from ..problem import Kind, Problem
+from ..problem import MASK_ALIGNMENT, Kind, Problem
 from . import tuned_lookup
 from .cost import Estimate, Model, model_of
 from .legal import competing, mismatches, unsupported
@@ -144,8 +144,9 @@ class Offer:
         """What the prices of all kernels follow from."""
         rows, heads, heads_kv = problem.seqlen_q, problem.num_heads_q, problem.num_heads_kv
         keys, offset, window = problem.seqlen_k, problem.causal_offset, problem.window
+        copied = problem.mask_elements if problem.mask_alignment < MASK_ALIGNMENT else 0
         if window is not None:  # its ends lie within blocks
-            return problem.batch, heads, heads_kv, rows, keys, offset, window
+            return problem.batch, heads, heads_kv, rows, keys, offset, window, copied
         tiles_of_keys = -(-keys // self._keys_of_a_price)
         last: int | None = None
         if problem.causal is None or offset >= keys - 1:  # all see every key
@@ -155,7 +156,7 @@ class Offer:
         packed = rows * heads // heads_kv
         few = packed < self._most_rows  # a tile has room for more, and the rows themselves count
         tiles_of_rows = -packed if few else -(-packed // self._rows_of_a_price)
-        return problem.batch, heads, heads_kv, tiles_of_rows, tiles_of_keys, offset, last
+        return problem.batch, heads, heads_kv, tiles_of_rows, tiles_of_keys, offset, last, copied
 
 
 _Priced = tuple[float, str, KernelInfo, int]  # cycles, name, kernel, num_splits

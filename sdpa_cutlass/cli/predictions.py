@@ -18,21 +18,12 @@ from sdpa_cutlass.choice.legal import mismatches
 from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli.results import PROBLEM_KEYS, Row
 from sdpa_cutlass.cli.roofline import DATASHEETS, problem_of
-from sdpa_cutlass.cli.suites import Case
+from sdpa_cutlass.cli.suites import Case, with_conditions
 from sdpa_cutlass.library import device
 from sdpa_cutlass.library.device import DeviceInfo, archs_serve
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.library.registry import Family, KernelInfo
-from sdpa_cutlass.problem import MaskType, Problem
-
-MASKS = {
-    "padding": MaskType.BOOL,
-    "dense": MaskType.BOOL,
-    "document": MaskType.BOOL,
-    "bias_f16": MaskType.F16,
-    "bias_f32": MaskType.F32,
-}
-WITH_LENGTHS = ("lengths", "lengths_full", "packed")
+from sdpa_cutlass.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,12 +121,7 @@ def row_of(case: Case, dtype: str = "f16") -> Row:
 
 def problem_with_masks(row: Row) -> Problem:
     """The problem of a row as the choice of kernels sees it."""
-    return dataclasses.replace(
-        problem_of(row),
-        mask=MASKS.get(row.mask),
-        has_lengths=row.mask in WITH_LENGTHS,
-        has_dropout=row.p_dropout > 0,
-    )
+    return with_conditions(problem_of(row), row.mask, row.p_dropout)
 
 
 def runs_on(kernel: KernelInfo, device: DeviceInfo) -> bool:

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sdpa_cutlass.problem import Causal, DType, Problem
+from sdpa_cutlass.problem import MASK_ALIGNMENT, Causal, DType, MaskType, Problem
 
 LONG_HEADS = {32: 64, 64: 32, 80: 24, 96: 20, 128: 16}
 LONG_SEQLENS = (512, 2048, 8192)
@@ -32,6 +33,7 @@ HOPPER_HEADS = {64: 32, 80: 24, 96: 20, 128: 16, 256: 8}
 HOPPER_SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 MASK_HEAD_DIMS = (64, 80, 96, 128)
 MASKS = ("lengths", "lengths_full", "padding", "dense", "document", "bias_f16", "bias_f32", "packed")
+WITH_LENGTHS = ("lengths", "lengths_full", "packed")
 P_DROPOUT = 0.1
 GQA_RATIO = 4
 # batch, num_heads_q, num_heads_kv, seqlen_k, head_dim
@@ -128,6 +130,27 @@ class Case:
         if self.causal and self.alignment is Causal.BOTTOM_RIGHT:
             return dataclasses.replace(self, causal=False).problem().flops * self.seen
         return float(self.problem().flops)
+
+
+def with_conditions(problem: Problem, mask: str, p_dropout: float) -> Problem:
+    """`problem` with the mask, lengths and dropout of a case, as conditions.py makes them."""
+    bias = MaskType.BF16 if problem.dtype is DType.BF16 else MaskType.F16
+    types = {"bias_f16": bias, "bias_f32": MaskType.F32}
+    mask_type = types.get(mask, None if mask in ("none", *WITH_LENGTHS) else MaskType.BOOL)
+    alignment, rows = MASK_ALIGNMENT, 0  # of the mask's own
+    if mask_type is not None:
+        rows = problem.num_heads_q if mask in types else problem.batch
+        rows *= 1 if mask == "padding" else problem.seqlen_q
+        if rows > 1:
+            alignment = math.gcd(alignment, problem.seqlen_k * mask_type.itemsize)
+    return dataclasses.replace(
+        problem,
+        mask=mask_type,
+        mask_alignment=alignment,
+        mask_elements=rows * problem.seqlen_k,
+        has_lengths=mask in WITH_LENGTHS,
+        has_dropout=p_dropout > 0,
+    )
 
 
 def square(suite: str, batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Case, Case]:

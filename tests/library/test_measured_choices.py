@@ -122,19 +122,19 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
 @pytest.mark.parametrize(
     ("run", "samples", "mean", "worst"),
     [
-        ("2026-11-24-h200-f16-random", 58, 1.009, 1.18),
-        ("2026-11-25-h200-f16-random", 19, 1.005, 1.08),
-        ("2026-11-25-h100-f16-random-second", 57, 1.006, 1.16),
-        ("2026-11-26-h100-f16-random-third", 45, 1.006, 1.07),
-        ("2026-11-27-h200-f16-random", 178, 1.007, 1.24),
+        ("2026-11-24-h200-f16-random", 58, 1.003, 1.11),
+        ("2026-11-25-h200-f16-random", 19, 1.021, 1.23),
+        ("2026-11-25-h100-f16-random-second", 57, 1.004, 1.11),
+        ("2026-11-26-h100-f16-random-third", 45, 1.007, 1.07),
+        ("2026-11-27-h200-f16-random", 178, 1.006, 1.13),
         ("2026-11-27-h200-f16-random-second", 101, 1.005, 1.08),
-        ("2026-11-27-h200-f16-random-sixth", 142, 1.006, 1.17),
-        ("2026-11-27-h200-f16-random-seventh", 147, 1.008, 1.16),
-        ("2026-11-27-h200-f16-random-eighth", 134, 1.008, 1.17),
-        ("2026-11-28-h200-f16-random", 135, 1.005, 1.10),
-        ("2026-11-28-h200-f16-random-second", 121, 1.007, 1.13),
-        ("2026-11-28-h200-f16-random-third", 134, 1.013, 1.56),
-        ("2026-11-28-h200-f16-random-fourth", 124, 1.007, 1.19),
+        ("2026-11-27-h200-f16-random-sixth", 142, 1.006, 1.18),
+        ("2026-11-27-h200-f16-random-seventh", 147, 1.008, 1.17),
+        ("2026-11-27-h200-f16-random-eighth", 134, 1.010, 1.17),
+        ("2026-11-28-h200-f16-random", 135, 1.006, 1.10),
+        ("2026-11-28-h200-f16-random-second", 121, 1.007, 1.12),
+        ("2026-11-28-h200-f16-random-third", 134, 1.007, 1.22),
+        ("2026-11-28-h200-f16-random-fourth", 124, 1.006, 1.19),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -159,9 +159,15 @@ def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
     assert statistics.geometric_mean(regrets) < 1.015
 
 
-def test_little_is_lost_at_problems_with_few_tiles() -> None:
-    """Among all numbers of splits, tiles and kernels that benchmarks.splits timed on an H200."""
-    rows = json.loads((RESULTS / "splits" / "2026-11-27-h200-f16.json").read_text())["rows"]
+@pytest.mark.parametrize(
+    ("run", "count", "mean", "worst"),
+    [("2026-11-27-h200-f16", 52, 1.012, 1.26), ("2026-11-28-h200-f16-decode", 85, 1.016, 1.24)],
+)
+def test_little_is_lost_at_problems_with_few_tiles(run: str, count: int, mean: float, worst: float) -> None:
+    """And at decoding from large caches, among all numbers of splits, tiles and kernels that
+    benchmarks.splits timed on an H200.
+    """
+    rows = json.loads((RESULTS / "splits" / f"{run}.json").read_text())["rows"]
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     regrets = []
     for row in rows:
@@ -182,9 +188,9 @@ def test_little_is_lost_at_problems_with_few_tiles() -> None:
             if name == chosen
         )
         regrets.append(near[1] / min(times.values()))
-    assert len(regrets) == 52
-    assert statistics.geometric_mean(regrets) < 1.012
-    assert max(regrets) < 1.26
+    assert len(regrets) == count
+    assert statistics.geometric_mean(regrets) < mean
+    assert max(regrets) < worst
 
 
 @pytest.mark.parametrize(
@@ -335,7 +341,7 @@ def test_little_is_lost_where_queries_or_keys_are_few() -> None:
         nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
         best = min(min(by_splits.values()) for by_splits in times.values())
         regrets[str(row["problem"])] = times[chosen.name][nearest] / best
-    assert len(regrets) == 14
+    assert len(regrets) == 12
     assert statistics.geometric_mean(regrets.values()) < 1.045
     assert max(regrets.values()) < 1.32, max(regrets, key=regrets.__getitem__)
 

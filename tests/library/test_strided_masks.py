@@ -15,6 +15,8 @@ from sdpa_cutlass import Family, attention, explain
 from sdpa_cutlass.call import binding, calls, extras, planning
 from sdpa_cutlass.call.arguments import Inputs, Options
 from sdpa_cutlass.call.plan_cache import Plans
+from sdpa_cutlass.choice.mask_reads import LONGEST_RUN, RUNS
+from sdpa_cutlass.problem import MASK_ALIGNMENT, Problem
 from tests.library.reference import expect_close, rand, torchs_attention
 
 HEADERS = Path(__file__).parents[2] / "templates" / "include" / "sdpa"
@@ -154,7 +156,44 @@ def test_runs_are_those_of_the_headers(family: str) -> None:
     text = (HEADERS / family / "kernel_traits.cuh").read_text(encoding="utf-8")
     found = re.search(r"int kMaskRun = (?:kPermuteKeys \? )?(\d)", text)
     assert found is not None
-    assert extras._RUNS.get(Family(family), extras._LONGEST_RUN) == int(found[1])
+    assert RUNS[family] == int(found[1]) <= LONGEST_RUN
+
+
+def problem_of(q: torch.Tensor, keys: int, mask: torch.Tensor) -> Problem:
+    k = v = rand(q.shape[0], q.shape[1], keys, q.shape[3])
+    return binding.bind(Options(), Inputs(q, k, v, None, mask)).problem
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "alignment"),
+    [
+        ((1, 1, ROWS, 48), torch.bool, 16),
+        ((1, 1, ROWS, 46), torch.bool, 2),
+        ((1, 1, ROWS, 45), torch.bool, 1),
+        ((1, 1, ROWS, 44), torch.float16, 8),
+        ((1, HEADS, ROWS, 42), torch.float32, 8),
+        ((1, 1, 1, 45), torch.bool, 16),  # one row, which no other follows
+        ((BATCH, 1, 1, 45), torch.bool, 1),
+        ((1, HEADS, 1, 46), torch.float16, 4),
+    ],
+    ids=str,
+)
+def test_problems_know_where_rows_of_their_mask_begin(
+    shape: tuple[int, ...], dtype: torch.dtype, alignment: int
+) -> None:
+    q = rand(BATCH, HEADS, ROWS, HEAD_DIM)
+    problem = problem_of(q, shape[3], torch.zeros(shape, dtype=dtype))
+    assert (problem.mask_alignment, problem.mask_elements) == (alignment, torch.Size(shape).numel())
+    runs = [problem.reads_mask_by(run) for run in (1, 2, 4, 8, 16)]
+    vectors = [min(run * dtype.itemsize, MASK_ALIGNMENT) <= alignment for run in (1, 2, 4, 8, 16)]
+    assert runs == vectors
+
+
+def test_problems_know_of_masks_that_every_kernel_reads_a_copy_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = rand(BATCH, HEADS, ROWS, HEAD_DIM)
+    assert problem_of(q, KEYS, t5_bias(BATCH)).mask_alignment == 0
+    monkeypatch.setattr(extras, "DENSE_COPY_SCORES", 1)
+    assert problem_of(q, KEYS, t5_bias(BATCH)).mask_alignment == MASK_ALIGNMENT
 
 
 @pytest.mark.parametrize("keys", [44, 45])

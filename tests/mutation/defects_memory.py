@@ -7,6 +7,7 @@ from tests.mutation.model import Check, Kernels, Mutant
 _MAINLOOP = "fmha_fwd/mainloop.cuh"
 _Q_LOAD = "fmha_fwd/q_load.cuh"
 _EPILOGUE = "fmha_fwd/epilogue.cuh"
+_STAGED_ROWS = "attention/staged_rows.cuh"
 _COPY = "fmha_fwd/tile_copy.cuh"
 _TRAITS = "fmha_fwd/kernel_traits.cuh"
 _LAUNCH = "fmha_fwd/launch.cuh"
@@ -82,18 +83,18 @@ MEMORY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="stores_one_row_too_many",
-        header=_EPILOGUE,
-        old="        if (out_row < sequence.num_rows && col < Traits::head_dim_v(params))",
-        new="        if (out_row <= sequence.num_rows && col < Traits::head_dim_v(params))",
+        header=_STAGED_ROWS,
+        old="          if (further < rows_left)",
+        new="          if (further <= rows_left)",
         defect="a row behind the last one is written",
         kernels=Kernels.RING,
         by=Check.OUTSIDE,
     ),
     Mutant(
         name="stores_one_row_too_few",
-        header=_EPILOGUE,
-        old="        if (out_row < sequence.num_rows && col < Traits::head_dim_v(params))",
-        new="        if (out_row + 1 < sequence.num_rows && col < Traits::head_dim_v(params))",
+        header=_STAGED_ROWS,
+        old="          if (further < rows_left)",
+        new="          if (further + 1 < rows_left)",
         defect="the last row is not written",
         kernels=Kernels.RING,
         by=Check.OUTSIDE,
@@ -284,11 +285,19 @@ MEMORY: tuple[Mutant, ...] = (
         by=Check.BANKS,
     ),
     Mutant(
+        name="later_passes_have_the_key_of_the_first",
+        header=_STAGED_ROWS,
+        old="(from ^ key(pass) * 8)",
+        new="from",
+        defect="rows that a warp stores later have their columns swapped",
+        kernels=Kernels.RING,
+        by=Check.NUMERICS,
+    ),
+    Mutant(
         name="o_is_staged_without_swizzle",
-        header=_EPILOGUE,
-        old="reinterpret_cast<Element *>(smem)), typename Traits::SmemLayoutQ{});",
-        new="reinterpret_cast<Element *>(smem)), Layout<Shape<Int<kBlockM>, Int<kHeadDim>>, "
-        "Stride<Int<kHeadDim>, _1>>{});",
+        header=_STAGED_ROWS,
+        old="return row * kSmemCols / 64 % kVectors; }",
+        new="return row * 0; }",
         defect="right results, but the rows of O that a warp stages share banks",
         kernels=Kernels.RING,
         by=Check.BANKS,

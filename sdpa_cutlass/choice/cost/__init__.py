@@ -12,6 +12,7 @@ from ...errors import LibraryMismatchError
 from ...library.device import DeviceInfo
 from ...library.registry import Family, KernelInfo
 from ...problem import Problem
+from .copied_mask import with_copies
 from .fmha_bwd import FmhaBwd
 from .fmha_bwd_fused import FmhaBwdFused
 from .fmha_fwd import FmhaFwd
@@ -25,8 +26,8 @@ __all__ = ["MODELS", "Estimate", "Model", "estimate", "model_of"]
 
 
 MODELS: Mapping[Family, Callable[[KernelInfo, Problem, DeviceInfo], Model]] = {
-    Family.FMHA_FWD: FmhaFwd,
-    Family.FMHA_FWD_SM90: FmhaFwdSm90,
+    Family.FMHA_FWD: with_copies(FmhaFwd),
+    Family.FMHA_FWD_SM90: with_copies(FmhaFwdSm90),
     Family.UNFUSED: Unfused,
     Family.FMHA_FWD_Q8: fmha_fwd_q8_model,
     Family.FMHA_FWD_Q8_SM90: FmhaFwdQ8Sm90,

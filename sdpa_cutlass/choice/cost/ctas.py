@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
-_MERGE_CYCLES_PER_WARP = 89.9  # all warps of the CTA wait for each other
+_MERGE_CYCLES_PER_WARP = 86.8  # all warps of the CTA wait for each other
 
 
 def resident_ctas(kernel: KernelInfo, device: DeviceInfo) -> int:

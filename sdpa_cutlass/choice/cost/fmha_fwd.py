@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...problem import MaskType
+from ..mask_reads import RUNS
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
 from .corrections import factors
 from .ctas import grid_of, merge_cycles, resident_ctas
@@ -60,41 +61,45 @@ if TYPE_CHECKING:
     from ...library.registry import KernelInfo
     from ...problem import Problem
 
-ENDS_CYCLES = 2750  # of a first CTA: first loads, last stores
-_ROUND_LATENCY = 359
-_MASK_LATENCY = 972  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
+ENDS_CYCLES = 2700  # of a first CTA: first loads, last stores
+_ROUND_LATENCY = 412
+_MASK_LATENCY = 860  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
+_UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
-_UNALIGNED_SHARE = 0.758  # of that rate, where a row is no whole number of pieces
-_BESIDE_SHARE = 0.585  # of it, where CTAs that begin together load Q: each waits for those before it
+_UNALIGNED_SHARE = 0.713  # of that rate, where a row is no whole number of pieces
+_BESIDE_SHARE = 0.627  # of it, where CTAs that begin together load Q: each waits for those before it
 _LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
 _LATER_BYTES_PER_CLOCK = 7.6
-_LATER_WARP_CYCLES = 2.28  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
+_LATER_WARP_CYCLES = 2.45  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
 _CROSSING_BYTES_PER_CLOCK = 8.57  # of Q and O, where CTAs follow each other on every SM
 _Q_FIRST_CYCLES = 840  # Q goes through shared memory before V may have its place
 _HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
-_RING_HEAD_START = 833  # KV groups start with three tiles in flight and Q in registers
-_CAUSAL_ALU_PER_SCORE = 5.58  # in blocks that the diagonal crosses
+_RING_HEAD_START = 736  # KV groups start with three tiles in flight and Q in registers
+_CAUSAL_ALU_PER_SCORE = 5.26  # in blocks that the diagonal crosses
 # Of a first CTA, on top of ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
 # after the other; split kernels meet more code, the wider the more (without KV groups as the square).
-_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.691, 977
-_GENERAL_CYCLES = 682
-_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 631, 5550
-_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1080, 2370  # of those with KV groups
-_SEEN_CYCLES = 562  # where rows do not see all keys, and a split kernel finds which
-_PACKED_CYCLES = 0.302  # for an element of Q of a warp in a split kernel: rows of several heads
-_OVERLAP_LOSS_OF_EX2 = 0.229  # where ex2 alone takes longer than the products
+_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.795, 1250
+_GENERAL_CYCLES = 792
+_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 690, 6200
+_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1060, 2490  # of those with KV groups
+_SEEN_CYCLES = 535  # where rows do not see all keys, and a split kernel finds which
+_PACKED_CYCLES = 0.241  # for an element of Q of a warp in a split kernel: rows of several heads
+_OVERLAP_LOSS_OF_EX2 = 0.255  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
-_ALU_PER_SCORE = 5.48
+_ALU_PER_SCORE = 5.4
 _GENERAL_SLOWDOWN = 1.16
 _LOST_TIE = 1.005  # by split kernels without KV groups
-_PADDED_SLOWDOWN = 1.06  # of a kernel for a larger head_dim: columns are predicated
+_PADDED_SLOWDOWN = 1.03  # of a kernel for a larger head_dim: columns are predicated
 _MASK_LOSS_OF_TWO_WARPS = 1.03  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
-_DROPOUT_ALU_PER_SCORE = 6.76  # 7 rounds of Philox for 16 scores, a comparison and a selection
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3, MaskType.F16: 4, MaskType.BF16: 4, MaskType.F32: 3}
+_DROPOUT_ALU_PER_SCORE = 5.99  # 7 rounds of Philox for 16 scores, a comparison and a selection
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.08, MaskType.F16: 4.13, MaskType.BF16: 4.13, MaskType.F32: 3}
+_MASK_RUN_UNDER_DROPOUT = 2  # neighbouring keys of a thread; without: RUNS of copied_mask.py
+# Of a mask that is read one by one, on top of that.
+_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.15, MaskType.F16: 10.8, MaskType.BF16: 10.8, MaskType.F32: 10}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
-_DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.848, 0.671  # below head_dim 64
-_READ_AGAIN = 1.49  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
+_DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.908, 0.671  # below head_dim 64
+_READ_AGAIN = 1.52  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,9 @@ class FmhaFwd(Model):
         self.keys_of_a_price = KEYS_OF_A_PRICE
         self._resident = resident_ctas(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
-        self._latency = _ROUND_LATENCY + (_MASK_LATENCY if problem.mask is not None else 0)
+        self._latency = _ROUND_LATENCY
+        if problem.mask is not None:
+            self._latency += _MASK_LATENCY if _reads_runs(problem) else _UNALIGNED_MASK_LATENCY
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
         elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps  # of O
@@ -196,13 +203,16 @@ class FmhaFwd(Model):
         keys_a_round = block_n * self._kv_groups
         limited_rows = rows_of_tiles(problem, block_m, heads) if self._is_limited else None
         used = block_m if block_m < rows else rows
-        num_splits, meeting, packing = 0, 0.0, 0.0
+        num_splits, meeting, packing, dram = 0, 0.0, 0.0, 0.0
         if self._is_split:
             packing = self._row_cycles * used
             num_splits = 1
+            kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
+            if kv_bytes > self.device.l2_bytes:
+                dram = self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3
             if ctas <= self.splits.most_tiles:
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-                num_splits, meeting = self.splits.choose(ctas, blocks, used)
+                num_splits, meeting = self.splits.choose(ctas, blocks, used, dram if rows <= block_m else 0.0)
                 ctas *= num_splits
                 keys_a_round *= num_splits
         if problem.seqlen_k < keys_a_round:
@@ -233,10 +243,8 @@ class FmhaFwd(Model):
         if self._has_few_loads:
             dram_us = self.device.dram_us(problem.bytes) / self._dram_share
             cycles = max(cycles, dram_us * CLOCK_GHZ * 1e3)
-        elif self._is_split and rows > block_m:
-            kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
-            if kv_bytes > self.device.l2_bytes:
-                cycles = max(cycles, _READ_AGAIN * self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3)
+        elif rows > block_m:
+            cycles = max(cycles, _READ_AGAIN * dram)
         correction = self._few_tiles if tiles <= self._sms else self._many_tiles
         return correction * (LAUNCH_CYCLES + cycles), num_splits
 
@@ -316,6 +324,11 @@ def _load_bytes_per_clock(kernel: KernelInfo, problem: Problem) -> float:
     return rate * _UNALIGNED_SHARE if is_unaligned else rate
 
 
+def _reads_runs(problem: Problem) -> bool:
+    """Whether threads read the keys of the mask that they hold at once."""
+    return problem.reads_mask_by(_MASK_RUN_UNDER_DROPOUT if problem.has_dropout else RUNS["fmha_fwd"])
+
+
 def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     scores = kernel.block_m * kernel.block_n * kernel.kv_groups
     kv_bytes = 4 * kernel.block_n * kernel.head_dim
@@ -324,6 +337,8 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     alu_per_score, mask_bytes = _ALU_PER_SCORE, 0
     if problem.mask is not None:
         alu_per_score += _MASK_ALU_PER_SCORE[problem.mask]
+        if not _reads_runs(problem):
+            alu_per_score += _UNALIGNED_ALU_PER_SCORE[problem.mask]
         mask_bytes = scores * problem.mask.itemsize
     if problem.has_dropout:
         alu_per_score += _DROPOUT_ALU_PER_SCORE

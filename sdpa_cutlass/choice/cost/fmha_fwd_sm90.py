@@ -32,68 +32,73 @@ import math
 
 from ...library.device import DeviceInfo
 from ...library.registry import KernelInfo
-from ...problem import MaskType, Problem
+from ...problem import MASK_ALIGNMENT, MaskType, Problem
+from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
 from .corrections import factors
 from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
-_MMA_CLOCKS = 1.06 / 16  # of a warpgroup, for a key and a column of head_dim
-_EX2_CLOCKS = 3.93  # of a warpgroup, for a key
+_MMA_CLOCKS = 1.1 / 16  # of a warpgroup, for a key and a column of head_dim
+_EX2_CLOCKS = 3.85  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
-_FIRST_CYCLES = {2: 3250, 3: 4600}
-_TILE_CYCLES = {2: 1930, 3: 876}
+_FIRST_CYCLES = {2: 3330, 3: 4860}
+_TILE_CYCLES = {2: 1740, 3: 928}
+_WIDE_TILE_CYCLES = 7.78  # of such a tile, for each column of head_dim above 128
 # Of these, where all keys are one block: two consumers up to head_dim 128, 194 random problems (2026-11-27).
-_ONE_BLOCK_CYCLES_SAVED = 828
-_BYTES_PER_FIRST_CYCLE = 13.4  # of a block of K, for which a CTA waits first
+_ONE_BLOCK_CYCLES_SAVED = 712
+_BYTES_PER_FIRST_CYCLE = 12.5  # of a block of K, for which a CTA waits first
 # Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
-_Q_BYTES_PER_CLOCK = {16: 20.7, 32: 43.7, 64: 60.1}
-_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 9.83, 32: 23.9, 64: 45.1}
-_FULL_CARD_LOSS = 0.182
-_UNALIGNED_LOSS = 0.0434  # on top of that
+_Q_BYTES_PER_CLOCK = {16: 19.6, 32: 50.7, 64: 76.5}
+_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 9.22, 32: 22.8, 64: 58.5}
+_FULL_CARD_LOSS = 0.152
+_UNALIGNED_LOSS = 0.0411  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
 # Masks and dropout hide it.
-_NARROW_LOSS = {2: 1.16, 3: 1.05}
+_NARROW_LOSS = {2: 1.3, 3: 1.05}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
 # of a piece.
-_UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 14.1, 64: 21.6}
-_NARROW_BYTES_PER_CLOCK = 17  # of pieces of 16 columns that do: three problems with few rows and long keys
+_UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 14.4, 64: 21.1}
+_NARROW_BYTES_PER_CLOCK = 17.7  # of pieces of 16 columns that do: three problems with few rows and long keys
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
-_EXPOSED = {2: 0.59, 3: 0.263}
-_HIDDEN_BY_MMA = {2: 0.681, 3: 1.29}  # of that share, for each time that there are as many products again
+_EXPOSED = {2: 0.59, 3: 0.258}
+_HIDDEN_BY_MMA = {2: 0.599, 3: 1.29}  # of that share, for each time that there are as many products again
 _CAUSAL_LOSS = 1.05  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 # Of a tile, a consumer whose rows lie beyond the last one: plain kernels compute them. By whether a CTA takes
 # several tiles in turn.
-_IDLE_SAVES = {False: 0.179, True: 0.189}
+_IDLE_SAVES = {False: 0.179, True: 0.204}
 # Of a general kernel, by consumers: a CTA finds its sequence first; a tile that has one of its own begins
 # when the one before has ended; one that has not costs more than a plain kernel's, as each of its blocks does
 # (156 problems with windows, sinks, dropout or nothing on an H200, 2026-11-27).
-_GENERAL_FIRST_CYCLES = {2: 2460, 3: 3000}
-_GENERAL_TILE_CYCLES = {2: 4820, 3: 4760}
-_GENERAL_TURN_CYCLES = {2: 1020, 3: 1940}
+_GENERAL_FIRST_CYCLES = {2: 2790, 3: 3100}
+_GENERAL_TILE_CYCLES = {2: 5330, 3: 4440}
+_GENERAL_TURN_CYCLES = {2: 1300, 3: 2110}
 _GENERAL_LOSS = 1.08
 _LONGEST_WINDOW_IN_TURN = 2048  # keys, with a tile's rows
 _LONGEST_CAUSAL_IN_TURN = {2: 1024, 3: 2048}
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 4.06, MaskType.F16: 3.0, MaskType.BF16: 3.0, MaskType.F32: 3.0}
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 4.2, MaskType.F16: 2.86, MaskType.BF16: 2.86, MaskType.F32: 3.0}
+# On top of that: where they are read one by one, and where pairs of 16 bits and more lie in more sectors.
+_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.0, MaskType.F16: 11.2, MaskType.BF16: 11.2, MaskType.F32: 14.0}
+_APART_ALU_PER_SCORE = 7.0
 _DROPOUT_ALU_PER_SCORE = 3.0
 _MASK_BLOCK_CYCLES = 334  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: those at both ends are masked
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
-_EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.506, 0.92
-_TILE_CYCLES_OF_TWO = 502
+_EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.525, 0.968
+_TILE_CYCLES_OF_TWO = 476
 _SHORT_CAUSAL_TILE_CYCLES = 280  # of two blocks or one, on top of that: seven random problems (2026-11-27)
 # Of a pair of CTAs against one CTA with this tile: where it takes whole heads, whose K and V then stay in L2
 # (grid.hpp), by head_dim, and elsewhere; where rows are unaligned, on top of sharing the loads.
-_PAIR_GAIN = {96: 0.95, 128: 0.907, 160: 0.96, 192: 0.89, 256: 0.91}
+_PAIR_GAIN = {96: 0.929, 128: 0.907, 160: 0.93, 192: 0.89, 256: 0.91}
 _PAIR_LOSS = 1.14
-_UNALIGNED_PAIR_LOSS = 1.01
+_UNALIGNED_PAIR_LOSS = 0.98
 _ROOM_FOR_TWO_Q = 226 << 10  # bytes, with O apart
-_WAITING_FOR_Q_CYCLES = 578  # of a tile in full attention where Q has one buffer
+_WAITING_FOR_Q_CYCLES = 510  # of a tile in full attention where Q has one buffer
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
 # Of split kernels: waves of CTAs that are tried; a block, by consumers, and one of a full card; leaving parts
@@ -101,13 +106,13 @@ _WHOLE_HEADS_BYTES = 44 << 20
 # an H200 (benchmarks/splits.py, 2026-11-27).
 MOST_WAVES = 5
 _MOST_SPLITS = 64
-_SPLIT_LOSS = {2: 1.13, 3: 1.06}
+_SPLIT_LOSS = {2: 1.07, 3: 1.02}
 _FULL_CARD_LOSS_OF_SPLITS = 0.0511
 _MEETING_CYCLES = 4600
-_PART_BYTES_PER_CLOCK = 6.7
-_DRAM_SHARE_OF_SPLITS = 0.878
+_PART_BYTES_PER_CLOCK = 5.73
+_DRAM_SHARE_OF_SPLITS = 0.928
 # Where there is a tile for every SM: plain kernels cost a tenth too much where these have long keys.
-_MANY_TILES_LOSS = 1.08
+_MANY_TILES_LOSS = 1.05
 
 
 class FmhaFwdSm90(Model):
@@ -135,12 +140,18 @@ class FmhaFwdSm90(Model):
         scores = kernel.block_m * kernel.block_n  # of a block
         self._loads = 0.0  # of a block, in clocks
         if problem.mask is not None:
-            self._block += scores * _MASK_ALU_PER_SCORE[problem.mask] / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
+            alu = _MASK_ALU_PER_SCORE[problem.mask]
+            if not problem.reads_mask_by(RUNS[kernel.family.value]):
+                alu += _UNALIGNED_ALU_PER_SCORE[problem.mask]
+            elif problem.mask.itemsize > 1 and problem.mask_alignment < MASK_ALIGNMENT:
+                alu += _APART_ALU_PER_SCORE
+            self._block += scores * alu / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
             loaded = scores * problem.mask.itemsize + 4 * kernel.block_n * kernel.head_dim
             self._loads = loaded / _L2_BYTES_PER_CLOCK
         if problem.has_dropout:
             self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
+        self._tile += _WIDE_TILE_CYCLES * max(kernel.head_dim - 128, 0)
         has_short_tiles = consumers == 2 and self._ctas == 1 and kernel.head_dim <= 128
         self._one_block_saved = _ONE_BLOCK_CYCLES_SAVED if has_short_tiles else 0
         q_bytes = 2 * kernel.block_m * kernel.head_dim

@@ -2,9 +2,10 @@
 
 The CTA of a tile that arrives last merges them, or where they are large a second launch
 (templates/include/sdpa/fmha_fwd/split.cuh). Tiles with KV groups are for few rows and bound by memory, so one
-CTA keeps an SM busy. Others may come in several waves, which come out even where one would leave SMs idle.
+CTA keeps an SM busy. Others may come in several waves, which come out even where one would leave SMs idle. So
+may tiles with KV groups whose keys come from the DRAM, where there are more than half as many as SMs.
 Fitted to decoding and random problems on an H200 and to those of
-benchmarks/results/tuning/2026-11-26-h100-second-launch.json.
+benchmarks/results/tuning/2026-11-26-h100-second-launch.json and benchmarks/results/splits.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts: kMergedByLastCta of launch.cuh
 MOST_WAVES = 4
 _MAX_SPLITS = 64
-_SPLIT_CYCLES = 2800  # partial results to memory, and a counter
+_SPLIT_CYCLES = 2710  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
 _PARTS_PER_TRIP = 16  # partial results whose reads are under way together
 _TRIP_CYCLES = 470
-_PART_CYCLES = 0.639  # for an element of O that is left in memory and read again
-_MERGE_LAUNCH_CYCLES = 4660
-_PART_BYTES_PER_CLOCK = 9.19  # of an SM, left by one launch and read by the next
+_PART_CYCLES = 0.659  # for an element of O that is left in memory and read again
+_MERGE_LAUNCH_CYCLES = 5170
+_PART_BYTES_PER_CLOCK = 8.74  # of an SM, left by one launch and read by the next
+_UNEVEN_LOSS = 1.3  # of rounds on the SMs that have most (36 decoding problems on an H200, 2026-11-28)
 
 
 def meeting_cycles(kernel: KernelInfo, rows: int, num_splits: int) -> float:
@@ -63,21 +65,26 @@ class Splits:
     ) -> None:
         self._kernel, self._groups, self._sms = kernel, kernel.kv_groups, sms
         self._round, self._later_ends = round_cycles, later_ends
+        self._room = resident
         self._resident, waves = (resident, MOST_WAVES) if kernel.kv_groups == 1 else (1, 1)
         self._at_once = sms * self._resident
         self._most = self._at_once * waves
-        self.most_tiles = min(self._most // 2, MAX_SPLIT_TILES)
+        self._may_come_even = kernel.kv_groups > 2  # two groups are for fewer keys
+        most_tiles = sms * resident if self._may_come_even else self._most // 2
+        self.most_tiles = min(most_tiles, MAX_SPLIT_TILES)
         """Tiles that may be split."""
         self._part_cycles = 4 * kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)  # of a row
         self._meetings: dict[int, list[float]] = {}
 
-    def choose(self, tiles: int, blocks: int, rows: int) -> tuple[int, float]:
+    def choose(self, tiles: int, blocks: int, rows: int, dram: float) -> tuple[int, float]:
         """The CTAs for each tile of `rows` rows that should be fastest, and the cycles of their meeting.
 
         Of those numbers whose CTAs all run at once, or fill several waves, as far as every KV group keeps a
-        block.
+        block. `dram`: cycles that the DRAM takes for the keys; 0 where they lie in the L2 cache.
         """
         groups, sms = self._groups, self._sms
+        if self._may_come_even and 2 * tiles > sms:
+            return self._choose_even(tiles, blocks, rows, dram) if dram else (1, 0.0)
         most = min(self._most // tiles, blocks // groups, _MAX_SPLITS)
         best, least, meeting = 1, self.rounds(tiles, 1, blocks), 0.0
         if most < 2:
@@ -117,6 +124,32 @@ class Splits:
             if cycles < least:
                 best, least, meeting = num_splits, cycles, between
         return best, meeting
+
+    def _choose_even(self, tiles: int, blocks: int, rows: int, dram: float) -> tuple[int, float]:
+        """Of those numbers that make two waves at most, where tiles leave SMs idle or a few SMs have more."""
+        groups = self._groups
+        best, least, meeting = 1, self._read(tiles, -(-blocks // groups), dram), 0.0
+        most = min(2 * self._room * self._sms // tiles, blocks // groups, _MAX_SPLITS)
+        for num_splits in range(2, most + 1):
+            between = self.merging(tiles, rows, num_splits)
+            cycles = self._read(tiles * num_splits, -(-blocks // (num_splits * groups)), dram) + between
+            if cycles < least:
+                best, least, meeting = num_splits, cycles, between
+        return best, meeting
+
+    def _read(self, ctas: int, rounds: int, dram: float) -> float:
+        """Cycles of `ctas` CTAs that read equal parts of keys, for all of which the DRAM takes `dram`.
+
+        Those of a last wave come where others end, so that they share SMs while some are idle.
+        """
+        at_once = self._room * self._sms
+        waves, rest = divmod(ctas, at_once)
+        share = min(self._room, rest) if waves else -(-rest // self._sms)
+        cycles = max(_UNEVEN_LOSS * rounds * self._round[share], dram * rest / ctas) if rest else 0.0
+        if waves:
+            wave = max(_UNEVEN_LOSS * rounds * self._round[self._room], dram * at_once / ctas)
+            cycles += waves * wave + (waves - (not rest)) * self._later_ends / self._room
+        return cycles
 
     def rounds(self, tiles: int, num_splits: int, blocks: int) -> float:
         """Cycles of an SM's CTAs, where those of a tile share its blocks."""

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 
 from sdpa_cutlass.choice.tuned_table import ENOUGH_ROWS, Bucket, HeadDims, bucket_of
 from sdpa_cutlass.cli import suites
-from sdpa_cutlass.cli.suites import P_DROPOUT, Case
+from sdpa_cutlass.cli.suites import P_DROPOUT, Case, with_conditions
 from sdpa_cutlass.cli.tuning.arguments import GRID
-from sdpa_cutlass.problem import Causal, DType, MaskType, Problem
+from sdpa_cutlass.problem import Causal, DType, Problem
 
 FIRST_SUITES = ("mission", "small")
 USUAL_HEAD_DIMS = (64, 128, 80, 96, 32)
@@ -62,19 +62,7 @@ class Task:
 
 def problem_of(case: Case, dtype: DType) -> Problem:
     """The problem that a case poses with its mask, lengths and dropout, as the library sees it."""
-    masks = {
-        "padding": MaskType.BOOL,
-        "dense": MaskType.BOOL,
-        "document": MaskType.BOOL,
-        "bias_f16": MaskType.BF16 if dtype is DType.BF16 else MaskType.F16,
-        "bias_f32": MaskType.F32,
-    }
-    return dataclasses.replace(
-        case.problem(dtype),
-        mask=masks.get(case.mask),
-        has_dropout=case.p_dropout > 0,
-        has_lengths=case.mask in ("lengths", "lengths_full", "packed"),
-    )
+    return with_conditions(case.problem(dtype), case.mask, case.p_dropout)
 
 
 def make_tasks(names: Sequence[str], dtypes: Iterable[str], head_dims: HeadDims) -> list[Task]:

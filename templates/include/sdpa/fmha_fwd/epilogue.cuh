@@ -1,6 +1,6 @@
-// How a finished tile leaves: O is normalised, rounded, staged in shared memory and stored 16 bytes a lane; softmax_lse
-// is one float a row. A row that lies beyond its sequence becomes 0 and -inf; so does one that saw no key, or its
-// softmax_lse is the head's sink.
+// How a finished tile leaves: O is normalised, rounded, staged in shared memory and stored 16 bytes a lane
+// (staged_rows.cuh); softmax_lse is one float a row. A row that lies beyond its sequence becomes 0 and -inf; so does
+// one that saw no key, or its softmax_lse is the head's sink.
 //
 //   store_tile    one KV group: every warp stages and stores its own rows, no block barrier
 //   merge_tile    several KV groups: group_merge.cuh makes one result of theirs; lanes of a quad swap pairs of columns
@@ -11,6 +11,7 @@
 
 #include "sdpa/arch/pack.hpp"
 #include "sdpa/attention/sinks.cuh"
+#include "sdpa/attention/staged_rows.cuh"
 #include "sdpa/fmha_fwd/group_merge.cuh"
 
 namespace sdpa::fmha_fwd {
@@ -21,6 +22,7 @@ struct Epilogue {
   using Element = typename Traits::Element;
   using SoftmaxState = Softmax<Arch, Traits::kRowsPerThread>;
   using Params = typename Traits::Params;
+  using Staged = StagedRows<Element, Traits::kBlockM, Traits::kHeadDim, Traits::kSmemCols, Traits::kMmaM>;
   using Vector = uint4;  // 16 bytes, 8 elements
 
   static constexpr int kBlockM = Traits::kBlockM;
@@ -59,29 +61,33 @@ struct Epilogue {
     } else {
       Arch::syncwarp();  // every lane has read its last Q
     }
-    Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem)), typename Traits::SmemLayoutQ{});
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+    Element *const staged = reinterpret_cast<Element *>(smem);
+    const auto word = [&](int i, int j)
+                          SDPA_INLINE_LAMBDA { return arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1)); };
+    if constexpr (Traits::kStagesByLayout) {
+      Tensor sO = make_tensor(make_smem_ptr(staged), typename Traits::SmemLayoutQ{});
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
-        *reinterpret_cast<uint32_t *>(&sO(tOcO(i, j))) = arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+      for (int i = 0; i < Traits::kRowsPerThread; ++i) {
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(tOrO_rows); j += 2) *reinterpret_cast<uint32_t *>(&sO(tOcO(i, j))) = word(i, j);
+      }
+    } else {
+      Staged::stage(staged, tid, word);
     }
     Arch::syncwarp();  // the warp's rows of O are in shared memory
+    store_staged(params, tile, sequence, staged, tid);
+  }
 
-    const int warp = tid / 32, lane = tid % 32;
-    CUTE_UNROLL
-    for (int m = 0; m < Traits::kMmaM; ++m) {
-      const int first_row = (m * Traits::kWarpsM + warp) * 16;
-      CUTE_UNROLL
-      for (int it = 0; it < 16 * kVectorsPerRow / 32; ++it) {
-        const int index = it * 32 + lane;
-        const int row = first_row + index / kVectorsPerRow;
-        const int col = index % kVectorsPerRow * 8;
-        const int out_row = tile.m_block * kBlockM + row;
-        if (out_row < sequence.num_rows && col < Traits::head_dim_v(params))
-          *reinterpret_cast<Vector *>(out_at(params, tile, sequence, out_row) + col) =
-              *reinterpret_cast<const Vector *>(&sO(row, col));
-      }
+  // Once the warp's rows of O are in shared memory.
+  SDPA_DEVICE static void store_staged(const Params &params, const WorkTile &tile, const Sequence &sequence,
+                                       const Element *staged, int tid) {
+    const int first_row = tile.m_block * kBlockM, num_cols = Traits::head_dim_v(params);
+    Element *const out = out_of(params, tile, sequence);
+    if constexpr (Traits::kIsSplit) {  // rows are those of several heads
+      Staged::store_each(staged, tid, first_row, sequence.num_rows, num_cols,
+                         [&](int row) SDPA_INLINE_LAMBDA { return out + Traits::row_offset(params, params.out, row); });
+    } else {
+      Staged::store(staged, tid, out, params.out.row_stride, first_row, sequence.num_rows, num_cols);
     }
   }
 
@@ -114,6 +120,7 @@ struct Epilogue {
 
     // A quad holds 8 columns of two rows in two words a lane: two units make a vector of 8 columns for each lane.
     const int quad_lane = merged.tid % 4;
+    Element *const out = out_of(params, tile, sequence);
     CUTE_UNROLL
     for (int first = 0; first < Merge::kUnits; first += 2) {
       const bool is_pair = first + 1 < Merge::kUnits;
@@ -125,7 +132,7 @@ struct Epilogue {
       const int row = first_row + merged.row(2 * m + quad_lane % 2);
       const int col = merged.tile_col(u - m * Merge::kTiles);
       if (u < Merge::kUnits && row < sequence.num_rows && col < Traits::head_dim_v(params))
-        *reinterpret_cast<Vector *>(out_at(params, tile, sequence, row) + col) =
+        *reinterpret_cast<Vector *>(out + Traits::row_offset(params, params.out, row) + col) =
             make_uint4(vector[0], vector[1], vector[2], vector[3]);
     }
     if (merged.group == 0) {
@@ -163,10 +170,14 @@ struct Epilogue {
     return keep_scale(params);
   }
 
-  SDPA_DEVICE static Element *out_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {
+  // Row 0 of the tile's (first) head.
+  SDPA_DEVICE static Element *out_of(const Params &params, const WorkTile &tile, const Sequence &sequence) {
     return static_cast<Element *>(params.out.data) + tile.bidb * params.out.batch_stride +
-           tile.bidh * params.out.head_stride + sequence.first_row_q * params.out.row_stride +
-           Traits::row_offset(params, params.out, row);
+           tile.bidh * params.out.head_stride + sequence.first_row_q * params.out.row_stride;
+  }
+
+  SDPA_DEVICE static Element *out_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {
+    return out_of(params, tile, sequence) + Traits::row_offset(params, params.out, row);
   }
 
   SDPA_DEVICE static float *lse_at(const Params &params, const WorkTile &tile, const Sequence &sequence, int row) {

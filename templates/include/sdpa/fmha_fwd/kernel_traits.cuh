@@ -176,6 +176,8 @@ struct KernelTraits : Config {
   static constexpr bool kHasShortPrologue = kIsSplit && (kKvGroups == 1 || kHeadDim * kWarpsM < 512);
   // At head_dim 80, causal kernels and those with dropout spill unless a tile's first row is found again for each use.
   static constexpr bool kFindsRowAgain = kHeadDim == 80 && kBlockM == 128;
+  // With Q in registers, they spill where the addresses at which O is staged follow from one.
+  static constexpr bool kStagesByLayout = kFindsRowAgain && kQInRegs;
   // With dropout, the largest of them leave none for the mask's address either; smaller ones spill with this.
   static constexpr bool kFindsMaskAgain = kHasMask && kHasDropout && kBlockM * kHeadDim >= 128 * 128;
   // Large tiles with biases of 16 bits wait for these, up to head_dim 80: a thread asks for the lines of a row a block

@@ -23,10 +23,8 @@ struct Epilogue {
   using Params = typename Traits::Params;
   using SoftmaxState = SoftmaxOf<Traits>;
   using Rows = fmha_fwd::Epilogue<Traits>;  // where rows lie, and those that saw no key
-  using Vector = uint4;                     // 16 bytes, 8 elements
 
   static constexpr int kBlockM = Traits::kBlockM;
-  static constexpr int kVectorsPerRow = Traits::kHeadDim / 8;
   static constexpr float kLargest = std::is_same_v<Element, cutlass::half_t> ? 65504.f : 3.38953139e38f;
 
   // tOrO ((2, 2), MMA_M, MMA_K).
@@ -58,32 +56,12 @@ struct Epilogue {
     }
 
     Traits::sync_before_out();
-    Tensor sO = make_tensor(make_smem_ptr(reinterpret_cast<Element *>(smem + Traits::kOffsetO)),
-                            typename Traits::SmemLayoutO{});  // (kBlockM, kHeadDim)
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsPerThread; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(tOrO_rows); j += 2)
-        *reinterpret_cast<uint32_t *>(&sO(QPrologue<Traits>::row_of(tid, i), j / 2 * 8 + tid % 4 * 2)) =
-            arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1));
-    }
+    Element *const staged = reinterpret_cast<Element *>(smem + Traits::kOffsetO);
+    Rows::Staged::stage(staged, tid, [&](int i, int j) SDPA_INLINE_LAMBDA {
+      return arch::pack<Element>(tOrO_rows(i, j), tOrO_rows(i, j + 1));
+    });
     Arch::syncwarp();  // the warp's rows of O are in shared memory
-
-    const int warp = tid / 32, lane = tid % 32;
-    CUTE_UNROLL
-    for (int m = 0; m < Traits::kMmaM; ++m) {
-      const int first_row = (m * Traits::kNWarps + warp) * 16;
-      CUTE_UNROLL
-      for (int it = 0; it < 16 * kVectorsPerRow / 32; ++it) {
-        const int index = it * 32 + lane;
-        const int row = first_row + index / kVectorsPerRow;
-        const int col = index % kVectorsPerRow * 8;
-        const int out_row = tile.m_block * kBlockM + row;
-        if (out_row < sequence.num_rows && col < params.head_dim_v)
-          *reinterpret_cast<Vector *>(Rows::out_at(params, tile, sequence, out_row) + col) =
-              *reinterpret_cast<const Vector *>(&sO(row, col));
-      }
-    }
+    Rows::store_staged(params, tile, sequence, staged, tid);
   }
 
   // NaN stays NaN.

@@ -135,7 +135,6 @@ struct KernelTraits : Config {
   static constexpr int kSmemCols = kHeadDim % 64 == 0 ? 64 : 32;
   using SmemLayoutAtom = decltype(composition(Swizzle<kSmemCols == 64 ? 3 : 2, 3, 3>{},
                                               Layout<Shape<_8, Int<kSmemCols>>, Stride<Int<kSmemCols>, _1>>{}));
-  using SmemLayoutO = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
   using SmemLayoutV16 = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));
   using SmemLayoutV16t = decltype(composition(
       SmemLayoutV16{}, make_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{}, GenRowMajor{})));  // (kHeadDim, kBlockN)

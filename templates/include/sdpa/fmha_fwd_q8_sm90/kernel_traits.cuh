@@ -96,8 +96,7 @@ struct KernelTraits : Config {
       decltype(tile_to_shape(Atom<kSwizzleBytesK>{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
   using SmemLayoutVt =
       decltype(tile_to_shape(Atom<kSwizzleBytesV>{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}));
-  using SmemLayoutO = decltype(tile_to_shape(composition(Swizzle<3, 3, 3>{}, Layout<Shape<_8, _64>, Stride<_64, _1>>{}),
-                                             Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  static constexpr int kSmemCols = 64;  // of an atom of O
 
   struct SharedStorage {
     alignas(1024) int8_t k[kStages][kTileBytes];
