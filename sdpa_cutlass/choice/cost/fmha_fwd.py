@@ -94,7 +94,7 @@ _PADDED_SLOWDOWN = 1.03  # of a kernel for a larger head_dim: columns are predic
 _MASK_LOSS_OF_TWO_WARPS = 1.03  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
 _DROPOUT_ALU_PER_SCORE = 5.99  # 7 rounds of Philox for 16 scores, a comparison and a selection
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.08, MaskType.F16: 4.13, MaskType.BF16: 4.13, MaskType.F32: 3}
-_MASK_RUN_UNDER_DROPOUT = 2  # neighbouring keys of a thread; without: RUNS of copied_mask.py
+_MASK_RUN_UNDER_DROPOUT = 2  # neighbouring keys of a thread; without: RUNS of mask_reads.py
 # Of a mask that is read one by one, on top of that.
 _UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.15, MaskType.F16: 10.8, MaskType.BF16: 10.8, MaskType.F32: 10}
 # Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
