@@ -124,7 +124,7 @@ def reading(mask: torch.Tensor) -> tuple[int, int]:
             elements *= size
     if strides[3] != 1:
         return MASK_ALIGNMENT if needs_dense_copy(mask) else 0, elements
-    return math.gcd(MASK_ALIGNMENT, starts * mask.element_size()), elements
+    return math.gcd(MASK_ALIGNMENT, starts * MASK_TYPES[dtype_name(mask)].itemsize), elements
 
 
 def dense_copy(mask: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ the kernel then reads rows that begin where vectors may.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ Build = Callable[["KernelInfo", "Problem", "DeviceInfo"], Model]
 def with_copies(build: Build) -> Build:
     """`build`, for problems whose masks calls of many scores copy."""
 
+    @functools.wraps(build)
     def model(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
         found = build(kernel, problem, device)
         if problem.reads_mask_by(RUNS[kernel.family.value]):
