@@ -30,7 +30,7 @@ _MERGES_SINCE = (
 _SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
 _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
 _PAIRS_READ_SINCE = "2026-11-26T21"  # by Hopper's kernels of masks that others have copied
-_EVEN_SPLITS_SINCE = "2026-11-29"  # of tiles that leave SMs idle, or a few of them with more
+_EVEN_SPLITS_SINCE = "2026-11-28T14"  # of tiles that leave SMs idle, or a few of them with more
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -90,8 +90,9 @@ def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
     found = estimate(kernel, problem, predictions.H200.device)
     num_splits = found.num_splits
-    if date < _EVEN_SPLITS_SINCE and kernel.kv_groups > 2 and num_splits > 1:
-        return 2 * found.ctas > predictions.H200.device.sms * num_splits
+    leaves_sms_idle = 2 * found.ctas > predictions.H200.device.sms * num_splits  # without splits
+    if date < _EVEN_SPLITS_SINCE and kernel.kv_groups > 2 and num_splits > 1 and leaves_sms_idle:
+        return True
     return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)
 
 

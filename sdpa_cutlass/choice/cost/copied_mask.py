@@ -46,6 +46,7 @@ class _CopiedMask(Model):
     def __init__(self, as_it_lies: Model, aligned: Model) -> None:
         super().__init__(as_it_lies.kernel, as_it_lies.device)
         self._as_it_lies, self._aligned = as_it_lies, aligned
+        self.keys_of_a_price, self.rows_of_a_price = aligned.keys_of_a_price, aligned.rows_of_a_price
 
     def cost(self, problem: Problem) -> tuple[float, int]:
         if problem.scores < UNALIGNED_COPY_SCORES:
