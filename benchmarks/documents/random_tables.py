@@ -31,6 +31,8 @@ _SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they t
 _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
 _PAIRS_READ_SINCE = "2026-11-26T21"  # by Hopper's kernels of masks that others have copied
 _EVEN_SPLITS_SINCE = "2026-11-28T14"  # of tiles that leave SMs idle, or a few of them with more
+_SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
+_SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
 _HEADERS = (
     "seed", "card", "date", "problems", "ahead", "mean", "up to head_dim 128", "above", "least",
@@ -83,7 +85,12 @@ def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
             run = RUNS[kernel.family.value]
             return problem.reads_mask_by(run) and problem.scores >= UNALIGNED_COPY_SCORES
         return date < _TURNS_SINCE and problem.mask is None and not problem.has_lengths
-    if kernel.family is not Family.FMHA_FWD or not kernel.is_split:
+    if kernel.family is not Family.FMHA_FWD:
+        return False
+    writes_much = kernel.kv_groups == 1 and problem.seqlen_k <= _SHORT_EPILOGUES_KEYS
+    if date < _SHORT_EPILOGUES_SINCE and writes_much:
+        return True
+    if not kernel.is_split:
         return False
     if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:
         return True

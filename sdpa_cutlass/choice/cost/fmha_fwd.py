@@ -18,19 +18,19 @@ blocks on the diagonal; a warp waits for the loads of a dense mask in every roun
 compute on their own head_dim, however much of it is used, and longer where columns are missing. What a kernel
 costs once, the first CTA of an SM pays, and those that begin beside it wait for each other's loads. In grids
 of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in
-part under its neighbours' rounds: where these are few, as with 77 keys, small tiles win; and all Q and O have
-to cross. A causal kernel ends with its longest CTA, beside shorter ones on its SM. Split kernels pack the
-query heads of a key head into their tiles, and when several CTAs share a tile, their parts have to be merged
-(splits.py). Lengths are unknown here: sequences count as full. The constants were fitted to measurements on
-an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs)
-and at up to eight times the batch; tests/library/test_select.py lists some and holds the model within 18 %.
-Pieces and later ends come from random problems and `tune` on the same card
+part under its neighbours' rounds. A causal kernel ends with its longest CTA, beside shorter ones on its SM.
+Split kernels pack the query heads of a key head into their tiles, and when several CTAs share a tile, their
+parts have to be merged (splits.py). Lengths are unknown here: sequences count as full. The constants were
+fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4
+groups: 4.8 to 10.4 µs) and at up to eight times the batch; tests/library/test_select.py lists some and holds
+the model within 20 %. Pieces and later ends come from random problems and `tune` on the same card
 (tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
 trying, the samples of eight runs and the journals of `tune` were fitted together (2026-11-26), what comes
 before the first loads of split kernels to 400 more since that takes less (2026-11-27), and all constants in
-the end to what choices lost at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28). What counts is
-the ranking: other cards enter only through their rates.
+the end to what choices lost at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28). What a CTA costs
+once follows 462 more with kernels that find O's addresses once (docs/tuning-log/version-11.md). What counts
+is the ranking: other cards enter only through their rates.
 """
 
 from __future__ import annotations
@@ -61,35 +61,34 @@ if TYPE_CHECKING:
     from ...library.registry import KernelInfo
     from ...problem import Problem
 
-ENDS_CYCLES = 2700  # of a first CTA: first loads, last stores
+ENDS_CYCLES = 2390  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 412
 _MASK_LATENCY = 860  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
 _UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.713  # of that rate, where a row is no whole number of pieces
-_BESIDE_SHARE = 0.627  # of it, where CTAs that begin together load Q: each waits for those before it
-_LATER_CYCLES = 3400  # of a later CTA's ends, next to its rows of Q and O
-_LATER_BYTES_PER_CLOCK = 7.6
-_LATER_WARP_CYCLES = 2.45  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
-_CROSSING_BYTES_PER_CLOCK = 8.57  # of Q and O, where CTAs follow each other on every SM
-_Q_FIRST_CYCLES = 840  # Q goes through shared memory before V may have its place
-_HIDDEN_SHARE = 0.2  # of its neighbours' rounds, under which a later CTA's ends are hidden
-_RING_HEAD_START = 736  # KV groups start with three tiles in flight and Q in registers
+_BESIDE_SHARE = 0.529  # of it, where CTAs that begin together load Q: each waits for those before it
+_LATER_CYCLES = 3950  # of a later CTA's ends, next to its rows of Q and O
+_LATER_BYTES_PER_CLOCK = 12.9
+_LATER_WARP_CYCLES = 1.76  # for an element of O of a warp, where two hide nothing (H200, 2026-11-27)
+_Q_FIRST_CYCLES = 795  # Q goes through shared memory before V may have its place
+_HIDDEN_SHARE = 0.25  # of its neighbours' rounds, under which a later CTA's ends are hidden
+_RING_HEAD_START = 414  # KV groups start with three tiles in flight and Q in registers
 _CAUSAL_ALU_PER_SCORE = 5.26  # in blocks that the diagonal crosses
 # Of a first CTA, on top of ENDS_CYCLES: a warp of a plain or general kernel writes its elements of O one
 # after the other; split kernels meet more code, the wider the more (without KV groups as the square).
-_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.795, 1250
-_GENERAL_CYCLES = 792
-_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 690, 6200
-_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1060, 2490  # of those with KV groups
+_WARP_CYCLES, _WARP_CYCLES_SAVED = 0.466, 1010
+_GENERAL_CYCLES = 416
+_SPLIT_FIRST_CYCLES, _SPLIT_WIDE_CYCLES = 232, 7490
+_GROUPS_FIRST_CYCLES, _GROUPS_WIDE_CYCLES = -1560, 2490  # of those with KV groups
 _SEEN_CYCLES = 535  # where rows do not see all keys, and a split kernel finds which
 _PACKED_CYCLES = 0.241  # for an element of Q of a warp in a split kernel: rows of several heads
 _OVERLAP_LOSS_OF_EX2 = 0.255  # where ex2 alone takes longer than the products
 _EX2_PER_CLOCK = 16
 _ALU_PER_CLOCK = 128
-_ALU_PER_SCORE = 5.4
-_GENERAL_SLOWDOWN = 1.16
-_LOST_TIE = 1.005  # by split kernels without KV groups
+_ALU_PER_SCORE = 5.0
+_GENERAL_SLOWDOWN = 1.161
+_LOST_TIE = 1.034  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.03  # of a kernel for a larger head_dim: columns are predicated
 _MASK_LOSS_OF_TWO_WARPS = 1.03  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
 _DROPOUT_ALU_PER_SCORE = 5.99  # 7 rounds of Philox for 16 scores, a comparison and a selection
@@ -181,7 +180,6 @@ class FmhaFwd(Model):
         if kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
             later += _LATER_WARP_CYCLES * elements
         self._later_ends = later + _Q_FIRST_CYCLES * kernel.q_in_regs
-        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of Q and O
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         if problem.mask is not None and kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
             self._slowdown *= _MASK_LOSS_OF_TWO_WARPS
@@ -234,10 +232,7 @@ class FmhaFwd(Model):
         cycles = ends + beside + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
             cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
-        crossing = 0.0
-        if share > resident:
-            crossing = (share - 1) * self._row_bytes * used / _CROSSING_BYTES_PER_CLOCK
-        cycles = max(cycles, ends + longest + once[resident], ends + crossing)
+        cycles = max(cycles, ends + longest + once[resident])
         cycles *= self._slowdown * self._padding
         cycles += packing * share + meeting
         if self._has_few_loads:
