@@ -30,7 +30,9 @@ _MERGES_SINCE = (
 _SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
 _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
 _PAIRS_READ_SINCE = "2026-11-26T21"  # by Hopper's kernels of masks that others have copied
-_EVEN_SPLITS_SINCE = "2026-11-28T14"  # of tiles that leave SMs idle, or a few of them with more
+# Of tiles that leave SMs idle, or a few of them with more, with more than two KV groups, and with two.
+_EVEN_SPLITS_SINCE = "2026-11-28T14"
+_EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
 _SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
 _SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
 _MEANS = ("all", "head_dim up to 128", "head_dim above 128")  # of the groups in random_report.py
@@ -98,7 +100,8 @@ def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     found = estimate(kernel, problem, predictions.H200.device)
     num_splits = found.num_splits
     leaves_sms_idle = 2 * found.ctas > predictions.H200.device.sms * num_splits  # without splits
-    if date < _EVEN_SPLITS_SINCE and kernel.kv_groups > 2 and num_splits > 1 and leaves_sms_idle:
+    even_since = _EVEN_SPLITS_OF_TWO_SINCE if kernel.kv_groups == 2 else _EVEN_SPLITS_SINCE
+    if date < even_since and kernel.kv_groups > 1 and num_splits > 1 and leaves_sms_idle:
         return True
     return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)
 

@@ -147,7 +147,7 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
         ("2026-11-28-h200-f16-random", 135, 1.006, 1.10),
         ("2026-11-28-h200-f16-random-second", 120, 1.005, 1.17),
         ("2026-11-28-h200-f16-random-third", 132, 1.006, 1.09),
-        ("2026-11-28-h200-f16-random-fourth", 121, 1.007, 1.20),
+        ("2026-11-28-h200-f16-random-fourth", 120, 1.006, 1.20),
         ("tuning/2026-11-28-h200-random-samples-version-11", 462, 1.012, 1.38),
     ],
 )
@@ -160,7 +160,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
 
 
 def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
-    """As on an Ada GPU: 2048 problems of the runs above and of samples, timed on H200s."""
+    """As on an Ada GPU: 2046 problems of the runs above and of samples, timed on H200s."""
     regrets = []
     for one in corrections.read(RESULTS):
         pairs = zip(one.kernels, one.times, strict=True)
@@ -169,13 +169,13 @@ def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
             prices = corrections.prices_of(list(times), one.problem)
             chosen = min(zip(prices, times.values(), strict=True))[1]
             regrets.append(chosen / min(times.values()))
-    assert len(regrets) >= 2048
+    assert len(regrets) >= 2046
     assert statistics.geometric_mean(regrets) < 1.015
 
 
 @pytest.mark.parametrize(
     ("run", "count", "mean", "worst"),
-    [("2026-11-27-h200-f16", 52, 1.012, 1.26), ("2026-11-28-h200-f16-decode", 85, 1.010, 1.33)],
+    [("2026-11-27-h200-f16", 52, 1.012, 1.26), ("2026-11-28-h200-f16-decode", 85, 1.007, 1.10)],
 )
 def test_little_is_lost_at_problems_with_few_tiles(run: str, count: int, mean: float, worst: float) -> None:
     """And at decoding from large caches, among all numbers of splits, tiles and kernels that

@@ -183,7 +183,7 @@ PYTHON = (
         name="a_few_sms_have_a_tile_more",
         defect="tiles of keys from the DRAM are shared out as if those lay in the L2 cache",
         file="choice/cost/splits.py",
-        old="return self._choose_even(tiles, blocks, rows, dram) if dram else (1, 0.0)",
+        old="return self._choose_even(tiles, blocks, rows, dram)",
         new="return 1, 0.0",
         tests="tests/library/test_choice.py::test_tiles_come_even_where_the_dram_waits_for_a_few_sms",
     ),

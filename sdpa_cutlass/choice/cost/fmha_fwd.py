@@ -208,9 +208,10 @@ class FmhaFwd(Model):
             kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
             if kv_bytes > self.device.l2_bytes:
                 dram = self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3
-            if ctas <= self.splits.most_tiles:
+            read = dram if rows <= block_m else 0.0  # once
+            if ctas <= (self.splits.most_tiles if read else self.splits.most_cached_tiles):
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
-                num_splits, meeting = self.splits.choose(ctas, blocks, used, dram if rows <= block_m else 0.0)
+                num_splits, meeting = self.splits.choose(ctas, blocks, used, read)
                 ctas *= num_splits
                 keys_a_round *= num_splits
         if problem.seqlen_k < keys_a_round:
@@ -244,7 +245,8 @@ class FmhaFwd(Model):
         return correction * (LAUNCH_CYCLES + cycles), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
-        return self._is_split and -(-rows // self._block_m) * heads <= self.splits.most_tiles
+        most = self.splits.most_tiles if rows <= self._block_m else self.splits.most_cached_tiles
+        return self._is_split and -(-rows // self._block_m) * heads <= most
 
     def outclasses(self, other: Model) -> bool:
         """The same tile for a larger head_dim takes as many rounds, each as long or longer.

@@ -69,10 +69,12 @@ class Splits:
         self._resident, waves = (resident, MOST_WAVES) if kernel.kv_groups == 1 else (1, 1)
         self._at_once = sms * self._resident
         self._most = self._at_once * waves
-        self._may_come_even = kernel.kv_groups > 2  # two groups are for fewer keys
-        most_tiles = sms * resident if self._may_come_even else self._most // 2
-        self.most_tiles = min(most_tiles, MAX_SPLIT_TILES)
+        self._may_come_even = kernel.kv_groups > 1
+        most = sms * resident if self._may_come_even else self._most // 2
+        self.most_tiles = min(most, MAX_SPLIT_TILES)
         """Tiles that may be split."""
+        self.most_cached_tiles = min(self._most // 2, MAX_SPLIT_TILES)
+        """The same where their keys lie in the L2 cache."""
         self._part_cycles = 4 * kernel.head_dim / (_PART_BYTES_PER_CLOCK * sms)  # of a row
         self._meetings: dict[int, list[float]] = {}
 
@@ -84,7 +86,7 @@ class Splits:
         """
         groups, sms = self._groups, self._sms
         if self._may_come_even and 2 * tiles > sms:
-            return self._choose_even(tiles, blocks, rows, dram) if dram else (1, 0.0)
+            return self._choose_even(tiles, blocks, rows, dram)
         most = min(self._most // tiles, blocks // groups, _MAX_SPLITS)
         best, least, meeting = 1, self.rounds(tiles, 1, blocks), 0.0
         if most < 2:
