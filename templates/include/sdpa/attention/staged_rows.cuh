@@ -29,16 +29,21 @@ struct StagedRows {
     return (base ^ v % kVectors * 8) + v / kVectors * (kRows * kSmemCols);
   }
 
-  // word(i, j): columns j and j + 1 of row i of this thread's accumulator (rows, cols).
+  // Where row i of a thread's accumulator (rows, cols) lies in the tile: behind its row 0, of the same key.
+  SDPA_DEVICE static constexpr int rows_behind_first(int i) { return i / 2 * kRowsApart + i % 2 * 8; }
+  SDPA_DEVICE static constexpr int row(int tid, int i) {
+    return tid / 32 * kRowsOfWarp + tid % 32 / 4 + rows_behind_first(i);
+  }
+
+  // word(i, j): columns j and j + 1 of row i of this thread's accumulator.
   template <class Word>
   SDPA_DEVICE static void stage(Element *room, int tid, const Word &word) {
-    const int first = base(tid / 32 * kRowsOfWarp + tid % 32 / 4) + tid % 4 * 2;
+    const int first = base(row(tid, 0)) + tid % 4 * 2;
     CUTE_UNROLL
     for (int i = 0; i < 2 * kMmaM; ++i) {
-      const int further = i / 2 * kRowsApart + i % 2 * 8;  // rows, of the same key
       CUTE_UNROLL
       for (int j = 0; j < kHeadDim / 4; j += 2)
-        *reinterpret_cast<uint32_t *>(room + further * kSmemCols + vector_at(first, j / 2)) = word(i, j);
+        *reinterpret_cast<uint32_t *>(room + rows_behind_first(i) * kSmemCols + vector_at(first, j / 2)) = word(i, j);
     }
   }
 
