@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.changed_kernels import has_changed
 from benchmarks.documents import kernel_rows
-from benchmarks.documents.random_tables import has_changed
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.corrections import TRAITS, factors, is_padded, name_of
 from sdpa_cutlass.choice.cost.model import ceil_div

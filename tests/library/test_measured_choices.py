@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.changed_kernels import has_changed
 from benchmarks.documents import kernel_rows, random_tables
-from benchmarks.documents.random_tables import has_changed
 from benchmarks.tiles import corrections, model
 from sdpa_cutlass import Causal, DType, Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import Estimate, estimate

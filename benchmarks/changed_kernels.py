@@ -1,0 +1,57 @@
+"""Which committed times are no longer those of today's kernels, of the families of exact attention.
+
+Dates are those from which on a change counts, as results write them: a day, or a day and an hour.
+"""
+
+from __future__ import annotations
+
+from sdpa_cutlass.choice.cost import estimate
+from sdpa_cutlass.choice.cost.splits import merges_in_second_launch
+from sdpa_cutlass.choice.mask_reads import LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
+from sdpa_cutlass.cli import predictions
+from sdpa_cutlass.library.registry import Family, KernelInfo
+from sdpa_cutlass.problem import Problem
+
+_MERGES_SINCE = "2026-11-26T08"  # by a second launch: the last CTA of a tile had merged large parts too
+_PAIRS_READ_SINCE = "2026-11-26T21"  # by Hopper's kernels of masks that others have copied
+_SHORT_PROLOGUES_SINCE = "2026-11-27"  # of split kernels with KV groups: they took up to 1.5 times as long
+_TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one tile
+# Of tiles that leave SMs idle, or a few of them with more, with more than two KV groups, and with two.
+_EVEN_SPLITS_SINCE = "2026-11-28T14"
+_EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
+_SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
+_SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
+
+
+def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
+    """Whether times of `date` are another kernel's: its code has changed, its mask is no longer copied, or
+    other CTAs share or merge its parts.
+    """
+    if kernel.family is Family.FMHA_FWD_SM90:
+        return kernel.is_general and _general_of_hopper_has_changed(kernel, problem, date)
+    if kernel.family is not Family.FMHA_FWD:
+        return False
+    writes_much = kernel.kv_groups == 1 and problem.seqlen_k <= _SHORT_EPILOGUES_KEYS
+    if date < _SHORT_EPILOGUES_SINCE and writes_much:
+        return True
+    return kernel.is_split and _split_has_changed(kernel, problem, date)
+
+
+def _general_of_hopper_has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
+    if date < _PAIRS_READ_SINCE and not problem.reads_mask_by(LONGEST_RUN):
+        run = RUNS[kernel.family.value]
+        return problem.reads_mask_by(run) and problem.scores >= UNALIGNED_COPY_SCORES
+    return date < _TURNS_SINCE and problem.mask is None and not problem.has_lengths
+
+
+def _split_has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
+    if kernel.kv_groups > 1 and date < _SHORT_PROLOGUES_SINCE:
+        return True
+    rows = min(kernel.block_m, problem.seqlen_q * problem.num_heads_q // problem.num_heads_kv)
+    found = estimate(kernel, problem, predictions.H200.device)
+    num_splits = found.num_splits
+    leaves_sms_idle = 2 * found.ctas > predictions.H200.device.sms * num_splits  # without splits
+    even_since = _EVEN_SPLITS_OF_TWO_SINCE if kernel.kv_groups == 2 else _EVEN_SPLITS_SINCE
+    if date < even_since and kernel.kv_groups > 1 and num_splits > 1 and leaves_sms_idle:
+        return True
+    return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)
