@@ -188,6 +188,14 @@ PYTHON = (
         tests="tests/library/test_choice.py::test_tiles_come_even_where_the_dram_waits_for_a_few_sms",
     ),
     PythonMutant(
+        name="two_kv_groups_do_not_come_even",
+        defect="tiles of two KV groups have one CTA each, however many SMs that leaves idle",
+        file="choice/cost/splits.py",
+        old="self._may_come_even = kernel.kv_groups > 1",
+        new="self._may_come_even = kernel.kv_groups > 2",
+        tests="tests/library/test_choice.py::test_tiles_of_two_kv_groups_come_even",
+    ),
+    PythonMutant(
         name="copies_of_masks_are_written_out",
         defect="a strided mask is copied for each batch entry that it is the same for",
         file="call/extras.py",
