@@ -208,7 +208,7 @@ class FmhaFwd(Model):
             kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
             if kv_bytes > self.device.l2_bytes:
                 dram = self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3
-            read = dram if rows <= block_m else 0.0  # once
+            read = dram if rows <= block_m else 0.0  # where no tiles share K and V
             if ctas <= (self.splits.most_tiles if read else self.splits.most_cached_tiles):
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
                 num_splits, meeting = self.splits.choose(ctas, blocks, used, read)
