@@ -1,4 +1,4 @@
-"""Defects in the Python between torch and the kernels (defects_python.py): the tests that each names find it.
+"""Defects in Python (defects_python.py, defects_choice.py): the tests that each names find it.
 
 The mutants of the headers need a compiler; these need a copy of the package with one line changed. The tests
 run on the host library as it is built.
@@ -16,10 +16,12 @@ import pytest
 
 from sdpa_cutlass.library import abi
 from sdpa_cutlass.library.locate import Target
+from tests.mutation.defects_choice import CHOICE
 from tests.mutation.defects_python import PYTHON, PythonMutant
 from tests.mutation.model import ROOT
 
 PACKAGE = "sdpa_cutlass"
+MUTANTS = (*PYTHON, *CHOICE)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package without a defect, in which all of the tests pass."""
     place = tmp_path_factory.mktemp("sound")
     _copy(ROOT, place)
-    tests = dict.fromkeys(mutant.tests for mutant in PYTHON)
+    tests = dict.fromkeys(mutant.tests for mutant in MUTANTS)
     assert _run(place, *tests) == 0
     return place
 
@@ -42,7 +44,7 @@ def _copy(source: Path, place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.in_turns
-@pytest.mark.parametrize("mutant", PYTHON, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_defect_is_found(mutant: PythonMutant, sound: Path, tmp_path: Path) -> None:
     text = (sound / PACKAGE / mutant.file).read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1
