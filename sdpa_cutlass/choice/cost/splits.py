@@ -82,7 +82,8 @@ class Splits:
         """The CTAs for each tile of `rows` rows that should be fastest, and the cycles of their meeting.
 
         Of those numbers whose CTAs all run at once, or fill several waves, as far as every KV group keeps a
-        block. `dram`: cycles that the DRAM takes for the keys; 0 where they lie in the L2 cache.
+        block. `dram`: cycles that the DRAM takes for the keys; 0 where they lie in the L2 cache. Tiles are no
+        more than `most_tiles`, and than `most_cached_tiles` there.
         """
         groups, sms = self._groups, self._sms
         if self._may_come_even and 2 * tiles > sms:
