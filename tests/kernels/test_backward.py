@@ -11,7 +11,7 @@ import torch
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
 from sdpa_cutlass.problem import Causal
-from tests.kernels.backward import Case, check, execute, operands, prepare, run
+from tests.kernels.backward import Case, check, execute, operands, prepare, run, violations
 from tests.kernels.harness import HOST_THREADS, TestedKernel
 
 SIZES = [(1, 1), (1, 97), (97, 1), (64, 64), (63, 65), (65, 63), (130, 129), (113, 203), (203, 113)]
@@ -186,6 +186,19 @@ def test_a_value_reaches_no_gradient_of_a_row_that_does_not_see_it(backward_kern
     assert dk[:, :, 41:].isfinite().all()
     assert dk[:, :, 40].isnan().all()
     assert dv.isfinite().all()
+
+
+@pytest.mark.parametrize("seqlen_k", [1, 5, 70])
+@pytest.mark.parametrize("causal", [None, Causal.BOTTOM_RIGHT])
+def test_rows_whose_keys_all_score_low(
+    backward_kernel: TestedKernel, causal: Causal | None, seqlen_k: int
+) -> None:
+    """exp(0 - lse) overflows: what a tile holds behind the last key has no weight, however low the others are."""
+    case = case_for(backward_kernel, 67, seqlen_k, causal=causal)
+    given = operands(case, backward_kernel.dtype)
+    given.q[..., 0], given.k[..., 0] = -40, 40
+    gradients = run(backward_kernel, case, given)
+    assert not violations(case, given, gradients, backward_kernel.dtype, few_keys=True)
 
 
 def test_the_same_bits_in_every_schedule_and_alone(backward_kernel: TestedKernel) -> None:

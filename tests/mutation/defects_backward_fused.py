@@ -6,6 +6,8 @@ from tests.mutation.model import Check, Kernels, Mutant
 
 _RELAY = "fmha_bwd_fused/dq_relay.cuh"
 _CONVERT = "fmha_bwd_fused/dq_convert.cuh"
+_KERNEL = "fmha_bwd_fused/kernel.cuh"
+_ROWS = "fmha_bwd/row_range.cuh"
 
 
 def _fused(name: str, header: str, old: str, new: str, defect: str, by: Check = Check.NUMERICS) -> Mutant:
@@ -51,5 +53,19 @@ FUSED_BACKWARDS: tuple[Mutant, ...] = (
         "const bool has_sums = params.turns[index] != 0;",
         "const bool has_sums = true;",
         "rows that see no key get what the workspace held before",
+    ),
+    _fused(
+        "tiles_beyond_the_last_key_are_whole",
+        _KERNEL,
+        "    if ((n_block + 1) * Role::kBlockN > sequence.seqlen_k) range.full_min = range.max;\n",
+        "",
+        "keys behind the last one weigh exp(-lse), and dQ is NaN where that overflows",
+    ),
+    _fused(
+        "keys_beyond_the_last_are_seen",
+        _ROWS,
+        "key < sequence.seqlen_k ? sequence.seqlen_q : 0;",
+        "sequence.seqlen_q;",
+        "the same in blocks that are masked",
     ),
 )

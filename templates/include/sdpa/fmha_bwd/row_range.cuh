@@ -5,7 +5,8 @@
 //   0 ... m_block_min ... m_block_full_min ... m_block_full_max ... m_block_max
 //     unseen       first rows           whole              last rows
 //
-// Keys at or beyond seqlen_k need no care: their gradients are not stored, and those of other keys do not know them.
+// Keys at or beyond seqlen_k are no reason to visit a block or to mask one: their gradients are not stored, and those of
+// other keys do not know them. dQ does: fmha_bwd_fused masks all blocks of such a tile.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -46,7 +47,8 @@ SDPA_DEVICE void apply_row_mask(Scores &scores, const Coords &coords, int first_
   for (int i = 0; i < size<0>(scores); ++i) {
     const int key = first_key + get<0>(coords(i, 0));
     const int first = key - sequence.causal_offset - first_row;
-    const int end = cute::min(key - sequence.window_offset + 1, sequence.seqlen_q) - first_row;
+    const int num_seeing = key < sequence.seqlen_k ? sequence.seqlen_q : 0;
+    const int end = cute::min(key - sequence.window_offset + 1, num_seeing) - first_row;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
       const int row = get<1>(coords(i, j));

@@ -88,7 +88,10 @@ struct Kernel {
 
   SDPA_DEVICE static Range range_of(const Sequence &sequence, int n_block) {
     if (n_block * Role::kBlockN >= sequence.seqlen_k) return {0, 0, 0, 0};
-    return fmha_bwd::row_range<Role>(sequence, n_block);
+    Range range = fmha_bwd::row_range<Role>(sequence, n_block);
+    // Behind the last key scores are 0 and exp2(0 - lse_log2) may overflow: inf times a key of zeros would be dQ's NaN.
+    if ((n_block + 1) * Role::kBlockN > sequence.seqlen_k) range.full_min = range.max;
+    return range;
   }
 };
 
