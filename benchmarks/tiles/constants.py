@@ -29,6 +29,7 @@ KNOWN = frozenset(
         "MAX_SPLIT_TILES",
         "MERGED_BY_LAST_CTA",
         "MOST_WAVES",
+        "RUNS",
         "_REGISTERS_PER_SM",
         "_MAX_REGISTERS",
         "_EX2_PER_CLOCK",

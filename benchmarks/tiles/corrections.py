@@ -22,7 +22,7 @@ import torch
 from benchmarks.changed_kernels import has_changed
 from benchmarks.documents import kernel_rows
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import TRAITS, factors, is_padded, name_of
+from sdpa_cutlass.choice.cost.corrections import FEW_KEYS, OF_SIZES, TRAITS, factors, is_padded, name_of
 from sdpa_cutlass.choice.cost.model import ceil_div
 from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli import predictions, random_report, results, suites
@@ -150,18 +150,17 @@ def prices_of(kernels: Sequence[KernelInfo], problem: Problem) -> tuple[float, .
     prices = []
     for kernel in kernels:
         is_behind, cycles, _ = order(kernel, estimate(kernel, problem, DEVICE), problem, plain)
-        few, many = factors(kernel, problem, DEVICE)
-        price = math.log(cycles / (few if has_few_tiles(kernel, problem, DEVICE.sms) else many))
+        price = math.log(cycles / factors(kernel, problem, DEVICE)[number_of(kernel, problem)])
         prices.append(price + (_BEHIND if is_behind else 0))
     return tuple(prices)
 
 
-def has_few_tiles(kernel: KernelInfo, problem: Problem, sms: int) -> bool:
-    """Whether there is at most one for an SM; those of a cluster come together."""
+def number_of(kernel: KernelInfo, problem: Problem) -> int:
+    """The number of a kernel's factor. The tiles of a cluster come together."""
     heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
-    cluster = kernel.detail("cluster", 1)
-    of_a_head = ceil_div(problem.seqlen_q * heads, kernel.block_m * cluster) * cluster
-    return of_a_head * problem.batch * problem.num_heads_q // heads <= sms
+    rows, cluster = problem.seqlen_q * heads, kernel.detail("cluster", 1)
+    tiles = ceil_div(rows, kernel.block_m * cluster) * cluster * problem.batch * problem.num_heads_q // heads
+    return (tiles <= DEVICE.sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= kernel.block_m)
 
 
 def is_corrected(kernel: KernelInfo) -> bool:
@@ -172,8 +171,9 @@ def is_corrected(kernel: KernelInfo) -> bool:
 def _traits(kernel: KernelInfo, problem: Problem) -> tuple[str, ...]:
     if not is_corrected(kernel):
         return ()
-    has = (True, has_few_tiles(kernel, problem, DEVICE.sms), is_padded(kernel, problem))
-    return tuple(trait for trait, it_has in zip(TRAITS, has, strict=True) if it_has)
+    number = number_of(kernel, problem)
+    of_sizes = (trait for bit, trait in enumerate(OF_SIZES) if number >> bit & 1)
+    return ("always", *(["padded"] if is_padded(kernel, problem) else []), *of_sizes)
 
 
 class Fit:

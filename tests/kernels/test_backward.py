@@ -193,7 +193,7 @@ def test_a_value_reaches_no_gradient_of_a_row_that_does_not_see_it(backward_kern
 def test_rows_whose_keys_all_score_low(
     backward_kernel: TestedKernel, causal: Causal | None, seqlen_k: int
 ) -> None:
-    """exp(0 - lse) overflows: what a tile holds behind the last key has no weight, however low the others are."""
+    """exp(0 - lse) overflows: what a tile holds behind the last key weighs nothing, however low others."""
     case = case_for(backward_kernel, 67, seqlen_k, causal=causal)
     given = operands(case, backward_kernel.dtype)
     given.q[..., 0], given.k[..., 0] = -40, 40

@@ -15,7 +15,7 @@ from benchmarks.tiles import constants, corrections
 from benchmarks.tiles.corrections import is_corrected
 from sdpa_cutlass import Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import FILE, TRAITS, factors, name_of
+from sdpa_cutlass.choice.cost.corrections import FEW_KEYS, FILE, OF_SIZES, TRAITS, factors, name_of
 from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 from sdpa_cutlass.cli import predictions
 
@@ -24,15 +24,17 @@ TABLE: dict[str, dict[str, float]] = json.loads(FILE.read_text())["factors"]
 H200, L4 = predictions.H200.device, predictions.L4.device
 
 
-def problem_of(kernel: KernelInfo, heads: int, head_dim: int, seqlen_q: int = 512) -> Problem:
-    """In the kernel's type, with 512 keys."""
+def problem_of(
+    kernel: KernelInfo, heads: int, head_dim: int, seqlen_q: int = 512, seqlen_k: int = 512
+) -> Problem:
+    """In the kernel's type."""
     return Problem(
         dtype=kernel.dtype,
         batch=1,
         num_heads_q=heads,
         num_heads_kv=heads,
         seqlen_q=seqlen_q,
-        seqlen_k=512,
+        seqlen_k=seqlen_k,
         head_dim=head_dim,
     )
 
@@ -55,34 +57,67 @@ def test_a_price_is_multiplied_by_what_its_traits_say(name: str) -> None:
     for kernel in KERNELS.values():
         if name_of(kernel) != name:
             continue
-        always, few, padded = (known.get(trait, 1.0) for trait in TRAITS)
         full, narrow = (problem_of(kernel, 132, kernel.head_dim // share) for share in (1, 2))
-        assert factors(kernel, full, H200) == pytest.approx((always * few, always))
-        assert factors(kernel, narrow, H200) == pytest.approx((always * padded * few, always * padded))
+        for number, (whole, padded) in enumerate(
+            zip(factors(kernel, full, H200), factors(kernel, narrow, H200), strict=True)
+        ):
+            traits = ["always", *(trait for bit, trait in enumerate(OF_SIZES) if number >> bit & 1)]
+            expected = math.prod(known.get(trait, 1.0) for trait in traits)
+            assert whole == pytest.approx(expected)
+            assert padded == pytest.approx(expected * known.get("padded", 1.0))
 
 
 def test_cards_that_were_not_measured_keep_their_prices() -> None:
     for kernel in KERNELS.values():
-        assert factors(kernel, problem_of(kernel, 132, kernel.head_dim), L4) == (1.0, 1.0)
+        assert factors(kernel, problem_of(kernel, 132, kernel.head_dim), L4) == (1.0,) * 8
 
 
-@pytest.mark.parametrize("pattern", [r"sm90_d\d+_.*_f16$", r"sm89_d\d+_.*_f16_general$"])
-def test_few_tiles_are_those_that_one_wave_takes(pattern: str) -> None:
-    """The price of a problem with one tile more is corrected otherwise."""
-    found = [
+def corrected_by(trait: str, pattern: str) -> list[KernelInfo]:
+    """Those whose name matches that have a factor of this trait."""
+    return [
         kernel
         for name, kernel in KERNELS.items()
-        if re.search(pattern, name) and "few_tiles" in TABLE.get(name_of(kernel), {})
+        if re.search(pattern, name) and trait in TABLE.get(name_of(kernel), {})
     ]
+
+
+def check_factor(kernel: KernelInfo, problem: Problem, number: int) -> None:
+    """The price is that of the same card without corrections, times the factor of this number."""
+    other = dataclasses.replace(H200, compute_capability=(9, 1))
+    plain = estimate(kernel, problem, other).cycles
+    factor = factors(kernel, problem, H200)[number]
+    assert estimate(kernel, problem, H200).cycles == pytest.approx(factor * plain)
+
+
+PATTERNS = [r"sm90_d\d+_.*_f16$", r"sm89_d\d+_.*_f16_general$"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_few_tiles_are_those_that_one_wave_takes(pattern: str) -> None:
+    """The price of a problem with one tile more is corrected otherwise."""
+    found = corrected_by("few_tiles", pattern)
     assert found
     for kernel in found:
         rows, at_once = kernel.block_m, H200.sms // kernel.detail("cluster", 1)
-        few, more = (problem_of(kernel, heads, kernel.head_dim, rows) for heads in (at_once, at_once + 1))
-        other = dataclasses.replace(H200, compute_capability=(9, 1))  # the same card without corrections
-        at_most, beyond = factors(kernel, few, H200)
-        for problem, factor in ((few, at_most), (more, beyond)):
-            plain = estimate(kernel, problem, other).cycles
-            assert estimate(kernel, problem, H200).cycles == pytest.approx(factor * plain)
+        for heads, number in ((at_once, 0b001), (at_once + 1, 0b000)):
+            check_factor(kernel, problem_of(kernel, heads, kernel.head_dim, rows), number)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_few_keys_and_few_rows_end_where_they_are_said_to(pattern: str) -> None:
+    found = corrected_by("few_keys", pattern) + corrected_by("few_rows", pattern)
+    assert found
+    for kernel in found:
+        half = kernel.block_m // 2
+        for rows, keys, number in (
+            (half, FEW_KEYS, 0b110),
+            (half, FEW_KEYS + 1, 0b100),
+            (half + 1, FEW_KEYS, 0b010),
+            (half + 1, FEW_KEYS + 1, 0b000),
+        ):
+            problem = problem_of(kernel, 1000, kernel.head_dim, rows, keys)
+            check_factor(kernel, problem, number)
+            assert corrections.number_of(kernel, problem) == number
 
 
 CONSTANTS = {found.name: found for found in constants.constants() if found.key is None}

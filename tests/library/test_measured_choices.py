@@ -136,19 +136,24 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     ("run", "samples", "mean", "worst"),
     [
         ("2026-11-24-h200-f16-random", 51, 1.005, 1.19),
-        ("2026-11-25-h200-f16-random", 14, 1.016, 1.23),
+        ("2026-11-25-h200-f16-random", 14, 1.028, 1.23),
         ("2026-11-25-h100-f16-random-second", 49, 1.003, 1.05),
-        ("2026-11-26-h100-f16-random-third", 42, 1.009, 1.07),
+        ("2026-11-26-h100-f16-random-third", 42, 1.013, 1.21),
         ("2026-11-27-h200-f16-random", 176, 1.006, 1.13),
-        ("2026-11-27-h200-f16-random-second", 99, 1.007, 1.21),
-        ("2026-11-27-h200-f16-random-sixth", 139, 1.007, 1.18),
-        ("2026-11-27-h200-f16-random-seventh", 144, 1.007, 1.15),
+        ("2026-11-27-h200-f16-random-second", 99, 1.007, 1.13),
+        ("2026-11-27-h200-f16-random-sixth", 139, 1.005, 1.12),
+        ("2026-11-27-h200-f16-random-seventh", 144, 1.006, 1.14),
         ("2026-11-27-h200-f16-random-eighth", 132, 1.011, 1.19),
-        ("2026-11-28-h200-f16-random", 135, 1.006, 1.10),
-        ("2026-11-28-h200-f16-random-second", 120, 1.005, 1.17),
-        ("2026-11-28-h200-f16-random-third", 132, 1.006, 1.09),
-        ("2026-11-28-h200-f16-random-fourth", 120, 1.006, 1.20),
-        ("tuning/2026-11-28-h200-random-samples-version-11", 462, 1.012, 1.38),
+        ("2026-11-28-h200-f16-random", 135, 1.005, 1.10),
+        ("2026-11-28-h200-f16-random-second", 120, 1.005, 1.16),
+        ("2026-11-28-h200-f16-random-third", 132, 1.005, 1.08),
+        ("2026-11-28-h200-f16-random-fourth", 120, 1.005, 1.20),
+        ("2026-11-28-h200-f16-random-fifth", 136, 1.009, 1.20),
+        ("2026-11-28-h200-f16-random-sixth", 138, 1.009, 1.15),
+        ("2026-11-28-h200-f16-random-seventh", 75, 1.011, 1.16),
+        ("tuning/2026-11-28-h200-random-samples-version-11", 462, 1.010, 1.38),
+        ("tuning/2026-11-28-h200-random-samples-fifth", 619, 1.009, 1.19),
+        ("tuning/2026-11-28-h200-random-samples-sixth", 512, 1.011, 1.26),
     ],
 )
 def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, worst: float) -> None:
@@ -160,7 +165,7 @@ def test_little_is_lost_at_random_problems(run: str, samples: int, mean: float, 
 
 
 def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
-    """As on an Ada GPU: 2046 problems of the runs above and of samples, timed on H200s."""
+    """As on an Ada GPU: 3200 problems of the runs above and of samples, timed on H200s."""
     regrets = []
     for one in corrections.read(RESULTS):
         pairs = zip(one.kernels, one.times, strict=True)
@@ -169,8 +174,8 @@ def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
             prices = corrections.prices_of(list(times), one.problem)
             chosen = min(zip(prices, times.values(), strict=True))[1]
             regrets.append(chosen / min(times.values()))
-    assert len(regrets) >= 2046
-    assert statistics.geometric_mean(regrets) < 1.015
+    assert len(regrets) >= 3200
+    assert statistics.geometric_mean(regrets) < 1.017
 
 
 @pytest.mark.parametrize(
@@ -355,7 +360,7 @@ def test_little_is_lost_where_queries_or_keys_are_few() -> None:
         nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
         best = min(min(by_splits.values()) for by_splits in times.values())
         regrets[str(row["problem"])] = times[chosen.name][nearest] / best
-    assert len(regrets) == 7
+    assert len(regrets) == 8
     assert statistics.geometric_mean(regrets.values()) < 1.045
     assert max(regrets.values()) < 1.32, max(regrets, key=regrets.__getitem__)
 

@@ -39,6 +39,14 @@ CHOICE = (
         tests="tests/library/test_choice.py::test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win",
     ),
     PythonMutant(
+        name="factors_of_the_first_length_are_kept",
+        defect="whether keys are few is what it was in the first problem of a kind",
+        file="choice/cost/fmha_fwd.py",
+        old="2 * (problem.seqlen_k <= FEW_KEYS)",
+        new="2 * self.__dict__.setdefault('are_few', problem.seqlen_k <= FEW_KEYS)",
+        tests="tests/library/test_choice.py::test_a_ranking_while_a_key_cache_grows",
+    ),
+    PythonMutant(
         name="hopper_never_splits",
         defect="chunks of prompts leave most SMs of a Hopper GPU idle",
         file="choice/cost/fmha_fwd_sm90.py",

@@ -1,11 +1,12 @@
 """What a kernel takes beside its price: factors that choices on Hopper were found to lack.
 
 A price adds up what the units of an SM are known to do. What is left differs from kernel to kernel and is no
-more than some percent, but so is the lead of one kernel over the next. corrections.json has up to three
-factors for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs, and
-where more than an eighth of its columns are padding. `python -m benchmarks.tiles corrections` finds them:
-those with which the choice loses least at problems that were measured on H200s and H100s. Other cards' prices
-stay as they are, for nobody has measured what they lack.
+more than some percent, but so is the lead of one kernel over the next. corrections.json has up to five
+factors for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs,
+where more than an eighth of its columns are padding, up to FEW_KEYS keys, and where rows fill half a tile at
+most. `python -m benchmarks.tiles corrections` finds them: those with which the choice loses least at problems
+that were measured on H200s and H100s. Other cards' prices stay as they are, for nobody has measured what they
+lack.
 """
 
 from __future__ import annotations
@@ -23,18 +24,25 @@ if TYPE_CHECKING:
     from ...problem import Problem
 
 FILE = Path(__file__).with_name("corrections.json")
-TRAITS = ("always", "few_tiles", "padded")
+OF_SIZES = ("few_tiles", "few_keys", "few_rows")
+TRAITS = ("always", "padded", *OF_SIZES)
+FEW_KEYS = 256  # what a CTA does once weighs there
 _MEASURED = (9, 0)
 _LEFT_OUT = frozenset({"f16", "bf16"})  # of names: they share their factors
 
 
-def factors(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> tuple[float, float]:
-    """Of one kernel on one card, for the problems of one kind: with few tiles, and with more."""
+def factors(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> tuple[float, ...]:
+    """Of one kernel on one card, for the problems of one kind: by number, whose bit n says whether a
+    problem has OF_SIZES[n].
+    """
     known = _table().get(name_of(kernel)) if device.compute_capability == _MEASURED else None
     if known is None:
-        return 1.0, 1.0
-    many = known.get("always", 1.0) * (known.get("padded", 1.0) if is_padded(kernel, problem) else 1.0)
-    return many * known.get("few_tiles", 1.0), many
+        return (1.0,) * 2 ** len(OF_SIZES)
+    everywhere = known.get("always", 1.0) * (known.get("padded", 1.0) if is_padded(kernel, problem) else 1.0)
+    found = [everywhere]
+    for trait in OF_SIZES:
+        found += [factor * known.get(trait, 1.0) for factor in found]
+    return tuple(found)
 
 
 def name_of(kernel: KernelInfo) -> str:

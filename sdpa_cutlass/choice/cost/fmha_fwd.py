@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from ...problem import MaskType
 from ..mask_reads import RUNS
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
-from .corrections import factors
+from .corrections import FEW_KEYS, factors
 from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
@@ -190,7 +190,7 @@ class FmhaFwd(Model):
             self._dram_share = _DRAM_SHARE_OF_NARROW_ROWS if is_narrow else _DRAM_SHARE_OF_ONE_GROUP
         self._key_bytes = 2 * (problem.head_dim + problem.head_dim_v)
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
-        self._few_tiles, self._many_tiles = factors(kernel, problem, device)
+        self._factors = factors(kernel, problem, device)
         self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
 
     def cost(self, problem: Problem) -> tuple[float, int]:
@@ -241,8 +241,8 @@ class FmhaFwd(Model):
             cycles = max(cycles, dram_us * CLOCK_GHZ * 1e3)
         elif rows > block_m:
             cycles = max(cycles, _READ_AGAIN * dram)
-        correction = self._few_tiles if tiles <= self._sms else self._many_tiles
-        return correction * (LAUNCH_CYCLES + cycles), num_splits
+        sizes = (tiles <= self._sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= block_m)
+        return self._factors[sizes] * (LAUNCH_CYCLES + cycles), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
         most = self.splits.most_tiles if rows <= self._block_m else self.splits.most_cached_tiles
@@ -259,8 +259,7 @@ class FmhaFwd(Model):
             and self._tile() == other._tile()
             and self._resident >= other._resident
             and self._key_load <= other._key_load
-            and self._few_tiles <= other._few_tiles
-            and self._many_tiles <= other._many_tiles
+            and all(own <= others for own, others in zip(self._factors, other._factors, strict=True))
         )
 
     def _tile(self) -> tuple[object, ...]:

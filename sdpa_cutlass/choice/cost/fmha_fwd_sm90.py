@@ -35,7 +35,7 @@ from ...library.registry import KernelInfo
 from ...problem import MASK_ALIGNMENT, MaskType, Problem
 from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
-from .corrections import factors
+from .corrections import FEW_KEYS, factors
 from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
@@ -43,17 +43,17 @@ _ROWS_OF_A_PRICE = 16
 _MMA_CLOCKS = 1.1 / 16  # of a warpgroup, for a key and a column of head_dim
 _EX2_CLOCKS = 3.85  # of a warpgroup, for a key
 # By consumers. Of a CTA: first loads, first product, last store; of each further tile: what nothing hides.
-_FIRST_CYCLES = {2: 3330, 3: 4860}
-_TILE_CYCLES = {2: 1740, 3: 928}
-_WIDE_TILE_CYCLES = 7.78  # of such a tile, for each column of head_dim above 128
+_FIRST_CYCLES = {2: 3400, 3: 4680}
+_TILE_CYCLES = {2: 1640, 3: 894}
+_WIDE_TILE_CYCLES = 6.46  # of such a tile, for each column of head_dim above 128
 # Of these, where all keys are one block: two consumers up to head_dim 128, 194 random problems (2026-11-27).
-_ONE_BLOCK_CYCLES_SAVED = 712
-_BYTES_PER_FIRST_CYCLE = 12.5  # of a block of K, for which a CTA waits first
+_ONE_BLOCK_CYCLES_SAVED = 571
+_BYTES_PER_FIRST_CYCLE = 11.8  # of a block of K, for which a CTA waits first
 # Of Q and O, where every SM asks, by the columns of a piece; and where rows do not begin at a sector.
-_Q_BYTES_PER_CLOCK = {16: 19.6, 32: 50.7, 64: 76.5}
-_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 9.22, 32: 22.8, 64: 58.5}
-_FULL_CARD_LOSS = 0.152
-_UNALIGNED_LOSS = 0.0411  # on top of that
+_Q_BYTES_PER_CLOCK = {16: 18.9, 32: 58.4, 64: 98.3}
+_UNALIGNED_Q_BYTES_PER_CLOCK = {16: 8.5, 32: 22.2, 64: 62.5}
+_FULL_CARD_LOSS = 0.123
+_UNALIGNED_LOSS = 0.0398  # on top of that
 _SECTOR_COLUMNS = 16
 # Head_dims that go in pieces of 16 columns, by consumers: those for head_dim 80 and 96 at 26 random problems.
 # Masks and dropout hide it.
@@ -61,44 +61,44 @@ _NARROW_LOSS = {2: 1.3, 3: 1.05}
 # Bytes of K and V that an SM gets in a clock, where all ask and rows do not begin at a sector, by the columns
 # of a piece.
 _UNALIGNED_BYTES_PER_CLOCK = {16: 12.2, 32: 14.4, 64: 21.1}
-_NARROW_BYTES_PER_CLOCK = 17.7  # of pieces of 16 columns that do: three problems with few rows and long keys
+_NARROW_BYTES_PER_CLOCK = 17.2  # of pieces of 16 columns that do: three problems with few rows and long keys
 # The share of the exponentials that nothing hides, where there are as many clocks of products: by consumers.
 _EXPOSED = {2: 0.59, 3: 0.258}
-_HIDDEN_BY_MMA = {2: 0.599, 3: 1.29}  # of that share, for each time that there are as many products again
+_HIDDEN_BY_MMA = {2: 0.599, 3: 1.21}  # of that share, for each time that there are as many products again
 _CAUSAL_LOSS = 1.05  # consumers of a CTA have unlike numbers of blocks, and wait for each other
 # Of a tile, a consumer whose rows lie beyond the last one: plain kernels compute them. By whether a CTA takes
 # several tiles in turn.
-_IDLE_SAVES = {False: 0.179, True: 0.204}
+_IDLE_SAVES = {False: 0.187, True: 0.219}
 # Of a general kernel, by consumers: a CTA finds its sequence first; a tile that has one of its own begins
 # when the one before has ended; one that has not costs more than a plain kernel's, as each of its blocks does
 # (156 problems with windows, sinks, dropout or nothing on an H200, 2026-11-27).
-_GENERAL_FIRST_CYCLES = {2: 2790, 3: 3100}
-_GENERAL_TILE_CYCLES = {2: 5330, 3: 4440}
-_GENERAL_TURN_CYCLES = {2: 1300, 3: 2110}
+_GENERAL_FIRST_CYCLES = {2: 3150, 3: 3320}
+_GENERAL_TILE_CYCLES = {2: 5780, 3: 4000}
+_GENERAL_TURN_CYCLES = {2: 1340, 3: 2370}
 _GENERAL_LOSS = 1.08
 _LONGEST_WINDOW_IN_TURN = 2048  # keys, with a tile's rows
 _LONGEST_CAUSAL_IN_TURN = {2: 1024, 3: 2048}
 _ALU_PER_CLOCK = 128
 # Instructions of a score.
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 4.2, MaskType.F16: 2.86, MaskType.BF16: 2.86, MaskType.F32: 3.0}
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.73, MaskType.F16: 3.06, MaskType.BF16: 3.06, MaskType.F32: 3.0}
 # On top of that: where they are read one by one, and where pairs of 16 bits and more lie in more sectors.
-_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.0, MaskType.F16: 11.2, MaskType.BF16: 11.2, MaskType.F32: 14.0}
-_APART_ALU_PER_SCORE = 7.0
-_DROPOUT_ALU_PER_SCORE = 3.0
-_MASK_BLOCK_CYCLES = 334  # of a mask or dropout besides
+_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.0, MaskType.F16: 9.91, MaskType.BF16: 9.91, MaskType.F32: 14.0}
+_APART_ALU_PER_SCORE = 6.78
+_DROPOUT_ALU_PER_SCORE = 2.89
+_MASK_BLOCK_CYCLES = 319  # of a mask or dropout besides
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: those at both ends are masked
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
-_EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.525, 0.968
-_TILE_CYCLES_OF_TWO = 476
-_SHORT_CAUSAL_TILE_CYCLES = 280  # of two blocks or one, on top of that: seven random problems (2026-11-27)
+_EXPOSED_OF_TWO, _EXPOSED_ALONE = 0.491, 0.94
+_TILE_CYCLES_OF_TWO = 615
+_SHORT_CAUSAL_TILE_CYCLES = 290  # of two blocks or one, on top of that: seven random problems (2026-11-27)
 # Of a pair of CTAs against one CTA with this tile: where it takes whole heads, whose K and V then stay in L2
 # (grid.hpp), by head_dim, and elsewhere; where rows are unaligned, on top of sharing the loads.
-_PAIR_GAIN = {96: 0.929, 128: 0.907, 160: 0.93, 192: 0.89, 256: 0.91}
-_PAIR_LOSS = 1.14
-_UNALIGNED_PAIR_LOSS = 0.98
+_PAIR_GAIN = {96: 0.929, 128: 0.927, 160: 0.93, 192: 0.928, 256: 0.88}
+_PAIR_LOSS = 1.1
+_UNALIGNED_PAIR_LOSS = 1.02
 _ROOM_FOR_TWO_Q = 226 << 10  # bytes, with O apart
-_WAITING_FOR_Q_CYCLES = 510  # of a tile in full attention where Q has one buffer
+_WAITING_FOR_Q_CYCLES = 430  # of a tile in full attention where Q has one buffer
 _PAIR_KEYS = range(257, 1025)
 _WHOLE_HEADS_BYTES = 44 << 20
 # Of split kernels: waves of CTAs that are tried; a block, by consumers, and one of a full card; leaving parts
@@ -106,13 +106,11 @@ _WHOLE_HEADS_BYTES = 44 << 20
 # an H200 (benchmarks/splits.py, 2026-11-27).
 MOST_WAVES = 5
 _MOST_SPLITS = 64
-_SPLIT_LOSS = {2: 1.07, 3: 1.02}
+_SPLIT_LOSS = {2: 1.01, 3: 1.0}
 _FULL_CARD_LOSS_OF_SPLITS = 0.0511
-_MEETING_CYCLES = 4600
-_PART_BYTES_PER_CLOCK = 5.73
+_MEETING_CYCLES = 4080
+_PART_BYTES_PER_CLOCK = 4.57
 _DRAM_SHARE_OF_SPLITS = 0.928
-# Where there is a tile for every SM: plain kernels cost a tenth too much where these have long keys.
-_MANY_TILES_LOSS = 1.05
 
 
 class FmhaFwdSm90(Model):
@@ -185,7 +183,7 @@ class FmhaFwdSm90(Model):
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
         # There is a split kernel for each multiple of 64 columns, in the longest pieces; others have more.
         self._is_narrow = kernel.head_dim <= ceil_div(max(problem.head_dim, problem.head_dim_v), 64) * 64
-        self._few_tiles, self._many_tiles = factors(kernel, problem, device)
+        self._factors = factors(kernel, problem, device)
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE
 
@@ -194,7 +192,8 @@ class FmhaFwdSm90(Model):
         heads = problem.batch * problem.num_heads_q
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         tiles: float = self._m_blocks(problem) * heads
-        correction = self._few_tiles if tiles <= sms else self._many_tiles
+        few_rows = 2 * problem.seqlen_q <= kernel.block_m
+        correction = self._factors[(tiles <= sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * few_rows]
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
@@ -286,8 +285,6 @@ class FmhaFwdSm90(Model):
                 )
             parts = 4 * kernel.head_dim * used * ctas / (_PART_BYTES_PER_CLOCK * sms)
             cost = LAUNCH_CYCLES + max(self._first + crossing + dealt, dram) + _MEETING_CYCLES + parts
-            if tiles > sms:
-                cost *= _MANY_TILES_LOSS
             if cost < least:
                 best, least = num_splits, cost
         return least, best
