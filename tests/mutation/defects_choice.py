@@ -31,6 +31,14 @@ CHOICE = (
         tests="tests/library/test_choice.py::test_tiles_of_two_kv_groups_come_even",
     ),
     PythonMutant(
+        name="light_kernels_have_room_for_few",
+        defect="an SM is thought to have room for four CTAs of a kernel where it has room for six",
+        file="choice/cost/ctas.py",
+        old="REGISTERS.get(name_of(kernel), _MAX_REGISTERS)",
+        new="_MAX_REGISTERS",
+        tests="tests/library/test_resident_ctas.py",
+    ),
+    PythonMutant(
         name="faster_loads_are_outclassed",
         defect="a kernel for a larger head_dim is never priced, though its loads are faster",
         file="choice/cost/fmha_fwd.py",

@@ -36,9 +36,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _copy(source: Path, place: Path) -> None:
     for folder in (PACKAGE, "tests/library"):
-        ignored = shutil.ignore_patterns("__pycache__", "cli", "machine_code", "simt")
+        ignored = shutil.ignore_patterns("__pycache__", "cli", "simt")
         shutil.copytree(source / folder, place / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/kernel_rows.py"):
+    (place / "tests/build").mkdir()
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/kernel_rows.py", "tests/build/sass_gates.md"):
         shutil.copy(source / file, place / file)
 
 

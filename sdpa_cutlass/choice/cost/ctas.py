@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..visible_keys import rows_of_tiles
+from .corrections import name_of
 from .model import SMEM_BYTES_PER_CLOCK, SMEM_PER_CTA, ceil_div
 
 if TYPE_CHECKING:
@@ -14,13 +15,25 @@ if TYPE_CHECKING:
 
 _REGISTERS_PER_SM = 65536
 _MAX_REGISTERS = 256  # of a thread, as they are allotted
+# Of kernels that are promised fewer CTAs than fit, in code for sm_89 and for sm_90, where there is no mask.
+REGISTERS = {
+    "fmha_fwd_sm89_d32_m128n64_s2_w4": 168,
+    "fmha_fwd_sm89_d32_m32n128_s1_w4_g2": 168,
+    "fmha_fwd_sm89_d32_m32n128_s1_w4_g2_causal": 168,
+    "fmha_fwd_sm89_d32_m64n128_s1_w4_general_split": 168,
+    "fmha_fwd_sm89_d32_m64n64_s2_w4_general": 128,
+    "fmha_fwd_sm89_d32_m64n64_s2_w4_general_dropout": 128,
+    "fmha_fwd_sm89_d64_m16n32_s1_w2_g2_general_split": 152,
+    "fmha_fwd_sm89_d96_m64n64_s1_w4_causal": 168,
+}
 _MERGE_CYCLES_PER_WARP = 86.8  # all warps of the CTA wait for each other
 
 
 def resident_ctas(kernel: KernelInfo, device: DeviceInfo) -> int:
-    """CTAs that share an SM: those promised on sm_89, more where the card has room for them."""
+    """CTAs that share an SM: those promised on sm_89, more where the card or the code has room for them."""
     by_smem = device.smem_per_sm // (kernel.smem_bytes + SMEM_PER_CTA)
-    by_registers = _REGISTERS_PER_SM // (_MAX_REGISTERS * kernel.threads)
+    registers = REGISTERS.get(name_of(kernel), _MAX_REGISTERS)
+    by_registers = _REGISTERS_PER_SM // (registers * kernel.threads)
     return max(kernel.ctas_per_sm, min(by_smem, by_registers))
 
 
