@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.splits import merges_in_second_launch
-from sdpa_cutlass.choice.mask_reads import LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
+from sdpa_cutlass.choice.mask_reads import LONG_COPY_KEYS, LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
 from sdpa_cutlass.cli import predictions
 from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Problem
@@ -19,14 +19,17 @@ _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one ti
 # Of tiles that leave SMs idle, or a few of them with more, with more than two KV groups, and with two.
 _EVEN_SPLITS_SINCE = "2026-11-28T14"
 _EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
+_LONG_COPIES_SINCE = "2026-11-29T01:20"  # of masks in long rows: kernels read them one element at a time
 _SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
 _SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
 
 
 def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
-    """Whether times of `date` are another kernel's: its code has changed, its mask is no longer copied, or
-    other CTAs share or merge its parts.
+    """Whether times of `date` are another kernel's: its code has changed, its mask is copied or no longer is,
+    or other CTAs share or merge its parts.
     """
+    if date < _LONG_COPIES_SINCE and _is_copied_for_its_length(kernel, problem):
+        return True
     if kernel.family is Family.FMHA_FWD_SM90:
         return kernel.is_general and _general_of_hopper_has_changed(kernel, problem, date)
     if kernel.family is not Family.FMHA_FWD:
@@ -35,6 +38,12 @@ def has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     if date < _SHORT_EPILOGUES_SINCE and writes_much:
         return True
     return kernel.is_split and _split_has_changed(kernel, problem, date)
+
+
+def _is_copied_for_its_length(kernel: KernelInfo, problem: Problem) -> bool:
+    run = RUNS.get(kernel.family.value, LONGEST_RUN)
+    is_long = problem.scores < UNALIGNED_COPY_SCORES and problem.seqlen_k >= LONG_COPY_KEYS
+    return problem.mask is not None and is_long and not problem.reads_mask_by(run)
 
 
 def _general_of_hopper_has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:

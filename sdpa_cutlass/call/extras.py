@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor, is_tensor
-from ..choice.mask_reads import LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
+from ..choice.mask_reads import LONGEST_RUN, RUNS, copies_unaligned
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
 from ..library.registry import Family
@@ -101,12 +101,13 @@ def needs_dense_copy(mask: torch.Tensor, family: Family | None = None) -> bool:
     """Whether reading `mask` [B, Hq, Sq, Sk] element by element costs more than a copy of which kernels read
     vectors: each element is a memory request of its own then. Without a `family`: whether it does for any.
     """
-    stride = mask.stride(3)
-    least = UNALIGNED_COPY_SCORES if stride == 1 else DENSE_COPY_SCORES
-    if math.prod(mask.shape) < least or mask.shape[3] == 1 or stride == 0:
+    stride, keys, scores = mask.stride(3), mask.shape[3], math.prod(mask.shape)
+    if keys == 1 or stride == 0:
         return False
     if stride != 1:
-        return True
+        return scores >= DENSE_COPY_SCORES
+    if not copies_unaligned(scores, keys):
+        return False
     run = LONGEST_RUN if family is None else RUNS.get(family.value, LONGEST_RUN)
     vector = min(run * mask.element_size(), MASK_ALIGNMENT)
     return reading(mask)[0] < vector or mask.data_ptr() % vector != 0

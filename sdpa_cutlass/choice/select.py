@@ -33,7 +33,7 @@ from ..problem import MASK_ALIGNMENT, Kind, Problem
 from . import tuned_lookup
 from .cost import Estimate, Model, model_of
 from .legal import competing, mismatches, unsupported
-from .mask_reads import UNALIGNED_COPY_SCORES
+from .mask_reads import copies_unaligned
 
 if TYPE_CHECKING:
     from ..library.abi import Library
@@ -146,7 +146,7 @@ class Offer:
         rows, heads, heads_kv = problem.seqlen_q, problem.num_heads_q, problem.num_heads_kv
         keys, offset, window = problem.seqlen_k, problem.causal_offset, problem.window
         copied = 0  # elements of a mask that some kernel reads a copy of
-        if problem.mask_alignment < MASK_ALIGNMENT and problem.scores >= UNALIGNED_COPY_SCORES:
+        if problem.mask_alignment < MASK_ALIGNMENT and copies_unaligned(problem.scores, keys):
             copied = problem.mask_elements
         if window is not None:  # its ends lie within blocks
             return problem.batch, heads, heads_kv, rows, keys, offset, window, copied

@@ -15,6 +15,7 @@ from sdpa_cutlass import Family, attention, explain
 from sdpa_cutlass.call import binding, calls, extras, planning
 from sdpa_cutlass.call.arguments import Inputs, Options
 from sdpa_cutlass.call.plan_cache import Plans
+from sdpa_cutlass.choice import mask_reads
 from sdpa_cutlass.choice.mask_reads import LONGEST_RUN, RUNS
 from sdpa_cutlass.problem import MASK_ALIGNMENT, Problem
 from tests.library.reference import expect_close, rand, torchs_attention
@@ -89,10 +90,10 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
 ) -> None:
     q, k, v = operands()
     mask = t5_bias(1, dtype)[0, 0].contiguous()
-    as_it_lies = extras.UNALIGNED_COPY_SCORES
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    as_it_lies = mask_reads.UNALIGNED_COPY_SCORES
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     out = attention(q, k, v, attn_mask=mask)
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", as_it_lies)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", as_it_lies)
     monkeypatch.setattr(calls, "_general", Plans())  # without what the other number has led to
     assert torch.equal(out, attention(q, k, v, attn_mask=mask))
     asked, copied, lying = planned  # the first time, which kernel takes it
@@ -101,6 +102,17 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
     assert copied.shape == lying.shape
     assert copied.stride()[:2] == (0, 0)  # what it broadcasts over is not written out
     assert copied.stride(2) * copied.element_size() % 16 == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bool], ids=str)
+def test_long_rows_are_copied_however_few_they_are(dtype: torch.dtype) -> None:
+    keys = mask_reads.LONG_COPY_KEYS + 1
+    mask = torch.zeros(1, 2, 1, keys, dtype=dtype)
+    assert extras.needs_dense_copy(mask)
+    assert not extras.needs_dense_copy(mask[..., : keys - 2])
+    assert not extras.needs_dense_copy(extras.dense_copy(mask))
+    q, k = (torch.zeros(1, 2, length, 64, dtype=torch.float16) for length in (1, keys))
+    assert explain(q, k, k, attn_mask=mask).copies
 
 
 @pytest.mark.parametrize(
@@ -123,7 +135,7 @@ def test_a_mask_of_unaligned_rows_is_copied_and_means_the_same(
 def test_which_rows_are_aligned(
     mask: torch.Tensor, is_aligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     mask = mask.expand(BATCH, HEADS, ROWS, mask.shape[-1])
     assert extras.needs_dense_copy(mask) != is_aligned
     assert not extras.needs_dense_copy(extras.dense_copy(mask))
@@ -145,7 +157,7 @@ def test_which_rows_are_aligned(
 def test_families_read_runs_of_their_own(
     family: Family, dtype: torch.dtype, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     for count, needs_copy in ((48 + keys, False), (48 + keys // 2, True)):
         mask = torch.zeros(BATCH, HEADS, ROWS, count, dtype=dtype)
         assert extras.needs_dense_copy(mask, family) == needs_copy
@@ -201,7 +213,7 @@ def test_hoppers_kernels_take_rows_of_even_numbers_as_they_lie(
     keys: int, planned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And their signature is known then."""
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     q, k, v = (rand(BATCH, HEADS, length, 64) for length in (ROWS, keys, keys))
     mask = torch.rand(BATCH, HEADS, ROWS, keys) > 0.3
     name = "fmha_fwd_sm90_d64_m128n128_s3_w12_f16_general"
@@ -245,7 +257,7 @@ def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(explain(q, k, v, attn_mask=mask))
     assert f"copied   attn_mask, with strides (0, 1, {KEYS * HEADS}, {HEADS})" in text
     assert "copied" not in str(explain(q, k, v, attn_mask=mask.contiguous()))
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     assert "rows do not begin where" in str(explain(q, k, v, attn_mask=mask.contiguous()))
     columns = torch.randn(BATCH, HEADS, HEAD_DIM, KEYS, dtype=torch.float16).transpose(2, 3)
     assert f"copied   key, with strides {columns.stride()}" in str(explain(q, columns, v))
@@ -276,7 +288,7 @@ def test_a_known_call_copies_its_own_mask(
 
 def test_no_plan_is_kept_for_a_copy_that_an_address_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of the same strides elsewhere need none."""
-    monkeypatch.setattr(extras, "UNALIGNED_COPY_SCORES", 1)
+    monkeypatch.setattr(mask_reads, "UNALIGNED_COPY_SCORES", 1)
     q, k = rand(1, HEADS, ROWS, HEAD_DIM), rand(1, HEADS, 48, HEAD_DIM)
     memory = torch.randn(HEADS * ROWS * 48 + 8, dtype=torch.float16)
     kept = []

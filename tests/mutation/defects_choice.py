@@ -15,6 +15,14 @@ CHOICE = (
         "test_prices_know_where_masks_are_read_one_by_one_and_where_they_are_copied",
     ),
     PythonMutant(
+        name="long_masks_are_read_one_by_one",
+        defect="a few long rows of a mask that begin anywhere are never copied",
+        file="choice/mask_reads.py",
+        old=" or keys >= LONG_COPY_KEYS",
+        new="",
+        tests="tests/library/test_strided_masks.py::test_long_rows_are_copied_however_few_they_are",
+    ),
+    PythonMutant(
         name="a_few_sms_have_a_tile_more",
         defect="tiles of keys from the DRAM are shared out as if those lay in the L2 cache",
         file="choice/cost/splits.py",

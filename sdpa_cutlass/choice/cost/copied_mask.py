@@ -1,4 +1,4 @@
-"""What a call costs whose mask is copied first: one of many scores that kernels read element by element.
+"""What a call costs whose mask is copied first: a large or long one that kernels read element by element.
 
 Which masks those are says mask_reads.py. The copy is torch's, of the elements that the mask has of its own;
 the kernel then reads rows that begin where vectors may.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...problem import MASK_ALIGNMENT
-from ..mask_reads import RUNS, UNALIGNED_COPY_SCORES
+from ..mask_reads import RUNS, copies_unaligned
 from .model import CLOCK_GHZ, Model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Build = Callable[["KernelInfo", "Problem", "DeviceInfo"], Model]
 
 
 def with_copies(build: Build) -> Build:
-    """`build`, for problems whose masks calls of many scores copy."""
+    """`build`, for problems whose masks calls may copy."""
 
     @functools.wraps(build)
     def model(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> Model:
@@ -41,7 +41,7 @@ def with_copies(build: Build) -> Build:
 
 
 class _CopiedMask(Model):
-    """The price with the mask as it lies, or from some size on with its copy."""
+    """The price with the mask as it lies, or where calls copy it with its copy."""
 
     def __init__(self, as_it_lies: Model, aligned: Model) -> None:
         super().__init__(as_it_lies.kernel, as_it_lies.device)
@@ -49,7 +49,7 @@ class _CopiedMask(Model):
         self.keys_of_a_price, self.rows_of_a_price = aligned.keys_of_a_price, aligned.rows_of_a_price
 
     def cost(self, problem: Problem) -> tuple[float, int]:
-        if problem.scores < UNALIGNED_COPY_SCORES:
+        if not copies_unaligned(problem.scores, problem.seqlen_k):
             return self._as_it_lies.cost(problem)
         cycles, num_splits = self._aligned.cost(problem)
         copy_us = _COPY_US + _COPY_US_PER_ELEMENT * problem.mask_elements
