@@ -7,7 +7,6 @@ the run timed at a sample of its problems, over the fastest of them.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -40,11 +39,7 @@ def losses(run: Results) -> dict[str, float]:
     built or have changed.
     """
     date = run.env["date"]
-    rows = {
-        dataclasses.replace(random_report.case_of(row), dtype=None).name: row
-        for row in run.rows
-        if row.provider == "fused" and row.dtype == "f16"
-    }
+    rows = random_report.rows_of_samples(run.rows)
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     found = {}
     for sample in run.env["random"]["samples"]:

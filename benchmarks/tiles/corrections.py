@@ -22,7 +22,15 @@ import torch
 from benchmarks.changed_kernels import has_changed
 from benchmarks.documents import kernel_rows
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import FEW_KEYS, OF_SIZES, TRAITS, factors, is_padded, name_of
+from sdpa_cutlass.choice.cost.corrections import (
+    FEW_KEYS,
+    FEWEST_KEYS,
+    OF_SIZES,
+    TRAITS,
+    factors,
+    is_padded,
+    name_of,
+)
 from sdpa_cutlass.choice.cost.model import ceil_div
 from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli import predictions, random_report, results, suites
@@ -31,7 +39,7 @@ from sdpa_cutlass.library.registry import Family, KernelInfo
 from sdpa_cutlass.problem import Causal, Problem
 
 DEVICE = predictions.H200.device
-TEMPERATURE = 0.03  # of the choice: prices this share apart are chosen e times as often
+TEMPERATURE = 0.02  # of the choice: prices this share apart are chosen e times as often
 PENALTY = 12.0
 STEPS, RATE = 300, 0.004
 LEAST = 0.005  # of a factor's logarithm: others are left out
@@ -75,11 +83,7 @@ def read(folder: Path) -> list[Timed]:
 def _random(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
     for path in sorted([*folder.glob("*random*.json"), *folder.glob("tuning/*random-samples*.json")]):
         run = results.load(path)
-        rows = {
-            dataclasses.replace(random_report.case_of(row), dtype=None).name: row
-            for row in run.rows
-            if row.provider == "fused" and row.dtype == "f16"
-        }
+        rows = random_report.rows_of_samples(run.rows)
         for sample in run.env.get("random", {}).get("samples", []):
             row = rows.get(sample["problem"])
             if row is not None:
@@ -160,7 +164,8 @@ def number_of(kernel: KernelInfo, problem: Problem) -> int:
     heads = problem.num_heads_q // problem.num_heads_kv if kernel.packs_heads else 1  # in a tile
     rows, cluster = problem.seqlen_q * heads, kernel.detail("cluster", 1)
     tiles = ceil_div(rows, kernel.block_m * cluster) * cluster * problem.batch * problem.num_heads_q // heads
-    return (tiles <= DEVICE.sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= kernel.block_m)
+    of_keys = 2 * (problem.seqlen_k <= FEW_KEYS) + 8 * (problem.seqlen_k <= FEWEST_KEYS)
+    return (tiles <= DEVICE.sms) + of_keys + 4 * (2 * rows <= kernel.block_m)
 
 
 def is_corrected(kernel: KernelInfo) -> bool:

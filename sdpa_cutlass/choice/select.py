@@ -146,7 +146,8 @@ class Offer:
         rows, heads, heads_kv = problem.seqlen_q, problem.num_heads_q, problem.num_heads_kv
         keys, offset, window = problem.seqlen_k, problem.causal_offset, problem.window
         copied = 0  # elements of a mask that some kernel reads a copy of
-        if problem.mask_alignment < MASK_ALIGNMENT and copies_unaligned(problem.scores, keys):
+        scores = problem.batch * heads * rows * keys
+        if problem.mask_alignment < MASK_ALIGNMENT and copies_unaligned(scores, keys):
             copied = problem.mask_elements
         if window is not None:  # its ends lie within blocks
             return problem.batch, heads, heads_kv, rows, keys, offset, window, copied

@@ -64,7 +64,7 @@ H200 = Card(
         compute_capability=(9, 0),
         sms=132,
         mma_flops_per_clock=device.mma_flops_per_clock((9, 0), "NVIDIA H200"),
-        l2_bytes=50 * 2**20,
+        l2_bytes=60 * 2**20,
         dram_gbps=DATASHEETS["H200"].dram_gbps,
     ),
 )

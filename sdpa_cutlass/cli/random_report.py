@@ -118,6 +118,16 @@ def case_of(row: Row) -> Case:
     )
 
 
+def rows_of_samples(rows: Iterable[Row]) -> dict[str, Row]:
+    """Those of fused kernels, by the names that samples of a run in f16 have: bf16 alone is said."""
+    found = {}
+    for row in rows:
+        if row.provider == "fused":
+            case = case_of(row)
+            found[(dataclasses.replace(case, dtype=None) if case.dtype == "f16" else case).name] = row
+    return found
+
+
 def _group(what: str, some: Sequence[Comparison]) -> Group:
     ratios = [value for one in some if (value := ratio(one)) is not None]
     others = [value for one in some if (value := ratio(one, (CUDNN,))) is not None]

@@ -15,7 +15,15 @@ from benchmarks.tiles import constants, corrections
 from benchmarks.tiles.corrections import is_corrected
 from sdpa_cutlass import Family, KernelInfo, Problem
 from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.corrections import FEW_KEYS, FILE, OF_SIZES, TRAITS, factors, name_of
+from sdpa_cutlass.choice.cost.corrections import (
+    FEW_KEYS,
+    FEWEST_KEYS,
+    FILE,
+    OF_SIZES,
+    TRAITS,
+    factors,
+    name_of,
+)
 from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
 from sdpa_cutlass.cli import predictions
 
@@ -69,7 +77,7 @@ def test_a_price_is_multiplied_by_what_its_traits_say(name: str) -> None:
 
 def test_cards_that_were_not_measured_keep_their_prices() -> None:
     for kernel in KERNELS.values():
-        assert factors(kernel, problem_of(kernel, 132, kernel.head_dim), L4) == (1.0,) * 8
+        assert factors(kernel, problem_of(kernel, 132, kernel.head_dim), L4) == (1.0,) * 16
 
 
 def corrected_by(trait: str, pattern: str) -> list[KernelInfo]:
@@ -110,10 +118,13 @@ def test_few_keys_and_few_rows_end_where_they_are_said_to(pattern: str) -> None:
     for kernel in found:
         half = kernel.block_m // 2
         for rows, keys, number in (
-            (half, FEW_KEYS, 0b110),
-            (half, FEW_KEYS + 1, 0b100),
-            (half + 1, FEW_KEYS, 0b010),
-            (half + 1, FEW_KEYS + 1, 0b000),
+            (half, FEWEST_KEYS, 0b1110),
+            (half, FEWEST_KEYS + 1, 0b0110),
+            (half, FEW_KEYS, 0b0110),
+            (half, FEW_KEYS + 1, 0b0100),
+            (half + 1, FEWEST_KEYS, 0b1010),
+            (half + 1, FEW_KEYS, 0b0010),
+            (half + 1, FEW_KEYS + 1, 0b0000),
         ):
             problem = problem_of(kernel, 1000, kernel.head_dim, rows, keys)
             check_factor(kernel, problem, number)

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from ...problem import MaskType
 from ..mask_reads import RUNS
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
-from .corrections import FEW_KEYS, factors
+from .corrections import FEW_KEYS, FEWEST_KEYS, factors
 from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
@@ -242,6 +242,7 @@ class FmhaFwd(Model):
         elif rows > block_m:
             cycles = max(cycles, _READ_AGAIN * dram)
         sizes = (tiles <= self._sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= block_m)
+        sizes += 8 * (problem.seqlen_k <= FEWEST_KEYS)
         return self._factors[sizes] * (LAUNCH_CYCLES + cycles), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:

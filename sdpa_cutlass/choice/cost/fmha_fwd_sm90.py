@@ -35,7 +35,7 @@ from ...library.registry import KernelInfo
 from ...problem import MASK_ALIGNMENT, MaskType, Problem
 from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
-from .corrections import FEW_KEYS, factors
+from .corrections import FEW_KEYS, FEWEST_KEYS, factors
 from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
@@ -193,7 +193,8 @@ class FmhaFwdSm90(Model):
         priced_rows = ceil_div(problem.seqlen_q, _ROWS_OF_A_PRICE) * _ROWS_OF_A_PRICE
         tiles: float = self._m_blocks(problem) * heads
         few_rows = 2 * problem.seqlen_q <= kernel.block_m
-        correction = self._factors[(tiles <= sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * few_rows]
+        sizes = (tiles <= sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * few_rows
+        correction = self._factors[sizes + 8 * (problem.seqlen_k <= FEWEST_KEYS)]
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
