@@ -17,8 +17,8 @@ scores: 65 million in rows of 1588 bool or float16 keys, head_dim 64, took 245 �
 (2026-11-26), and 106 in rows of 1600 that need none."""
 LONG_COPY_KEYS = 2048
 """The same from so many keys on, however few the scores: tiles are few then, and each waits for its scores in
-every block. On an H200 (benchmarks/results/tuning/2026-11-29-h200-long-masks.json) 104 rows of one head of 256
-and 8949 keys took 897 µs as they lay and 276 with a copy, ten other masks 1.5 to 3.1 times as long."""
+every block. On an H200 (benchmarks/results/tuning/2026-11-29-h200-long-masks.json) 104 rows of one head of
+256 and 8949 keys took 897 µs as they lay and 276 with a copy, ten other masks 1.5 to 3.1 times as long."""
 
 
 def copies_unaligned(scores: int, keys: int) -> bool:

@@ -1,12 +1,12 @@
 """What a kernel takes beside its price: factors that choices on Hopper were found to lack.
 
 A price adds up what the units of an SM are known to do. What is left differs from kernel to kernel and is no
-more than some percent, but so is the lead of one kernel over the next. corrections.json has up to six
-factors for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs,
-where more than an eighth of its columns are padding, up to FEW_KEYS keys and again up to FEWEST_KEYS, and
-where rows fill half a tile at most. `python -m benchmarks.tiles corrections` finds them: those with which the choice loses least at problems
-that were measured on H200s and H100s. Other cards' prices stay as they are, for nobody has measured what they
-lack.
+more than some percent, but so is the lead of one kernel over the next. corrections.json has up to six factors
+for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs, where more
+than an eighth of its columns are padding, up to FEW_KEYS keys and again up to FEWEST_KEYS, and where rows
+fill half a tile at most. `python -m benchmarks.tiles corrections` finds them: those with which the choice
+loses least at problems that were measured on H200s and H100s. Other cards' prices stay as they are, for
+nobody has measured what they lack.
 """
 
 from __future__ import annotations
