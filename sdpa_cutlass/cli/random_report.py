@@ -119,7 +119,7 @@ def case_of(row: Row) -> Case:
 
 
 def rows_of_samples(rows: Iterable[Row]) -> dict[str, Row]:
-    """Those of fused kernels, by the names that samples of a run in f16 have: bf16 alone is said."""
+    """Those of fused kernels, by the names that samples of a run in f16 have: they say no dtype but bf16."""
     found = {}
     for row in rows:
         if row.provider == "fused":
