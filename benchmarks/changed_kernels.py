@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.corrections import name_of
-from sdpa_cutlass.choice.cost.ctas import REGISTERS
+from sdpa_cutlass.choice.cost.ctas import REGISTERS, resident_ctas
 from sdpa_cutlass.choice.cost.splits import merges_in_second_launch
 from sdpa_cutlass.choice.mask_reads import LONG_COPY_KEYS, LONGEST_RUN, RUNS, UNALIGNED_COPY_SCORES
 from sdpa_cutlass.cli import predictions
@@ -22,6 +22,7 @@ _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one ti
 _EVEN_SPLITS_SINCE = "2026-11-28T14"
 _EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
 _ROOM_SINCE = "2026-11-29"  # for more CTAs on an SM than are promised, and so other numbers of splits
+_THREE_WAVES_SINCE = "2026-11-29T07"  # of such tiles: there had been two at most
 _LONG_COPIES_SINCE = "2026-11-29T01:20"  # of masks in long rows: kernels read them one element at a time
 _SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
 _SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
@@ -63,6 +64,9 @@ def _split_has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     found = estimate(kernel, problem, predictions.H200.device)
     num_splits = found.num_splits
     if date < _ROOM_SINCE and num_splits > 1 and name_of(kernel) in REGISTERS:
+        return True
+    at_once = resident_ctas(kernel, predictions.H200.device) * predictions.H200.device.sms
+    if date < _THREE_WAVES_SINCE and kernel.kv_groups > 1 and num_splits > 1 and found.ctas > 2 * at_once:
         return True
     leaves_sms_idle = 2 * found.ctas > predictions.H200.device.sms * num_splits  # without splits
     even_since = _EVEN_SPLITS_OF_TWO_SINCE if kernel.kv_groups == 2 else _EVEN_SPLITS_SINCE

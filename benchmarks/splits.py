@@ -3,14 +3,15 @@
     python -m benchmarks.splits
     python -m benchmarks.splits --every-number --json benchmarks/results/splits/FILE.json
     python -m benchmarks.splits --every-number --decode 1 --json benchmarks/results/splits/FILE.json
+    python -m benchmarks.splits --every-number --many-tiles --json benchmarks/results/splits/FILE.json
 
 A problem is a prompt's latest queries, causal at the bottom right, in the heads that one of several GPUs has,
 or a few rows that see all keys; with --decode SEED, one row next to caches of 48 MiB and more, drawn as by
-`bench --suite random`. The cheapest split kernel of each family by its cost model takes part, with the number
-of splits that the model gives it, and the cheapest kernel that does not split, beside torch's flash and
-cuDNN; with --every-number also Hopper's split kernels with other numbers, or of decoding problems the
-cheapest two of all. All take turns, replay by replay (sdpa_cutlass/cli/timing.py). Times are in microseconds.
-Outputs are compared with the chosen kernel's.
+`bench --suite random`; with --many-tiles, one row of more heads than CTAs run at once. The cheapest split
+kernel of each family by its cost model takes part, with the number of splits that the model gives it, and the
+cheapest kernel that does not split, beside torch's flash and cuDNN; with --every-number also Hopper's split
+kernels with other numbers, or of decoding problems the cheapest two of all. All take turns, replay by replay
+(sdpa_cutlass/cli/timing.py). Times are in microseconds. Outputs are compared with the chosen kernel's.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ BUDGET_S = 0.06
 TOLERANCE = 0.01  # between kernels: another order of sums
 NUMBERS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 MOST_CTAS = 5 * 132
+MOST_CTAS_OF_MANY_TILES = 14 * 132
 LEAST_CACHE = 48 << 20  # bytes of K and V
 
 Sizes = tuple[int, int, int, int, int, int, bool]
@@ -71,6 +73,24 @@ PROBLEMS: tuple[Sizes, ...] = (
     (16, 11, 11, 21, 16384, 80, False),
     (1, 10, 10, 287, 41497, 168, False),
 )  # fmt: skip
+
+MANY_TILES: tuple[Sizes, ...] = (
+    (8, 220, 44, 1, 16384, 40, False),
+    (16, 20, 20, 1, 14003, 32, False),
+    (8, 44, 44, 1, 16384, 40, False),
+    (16, 18, 18, 1, 4096, 160, False),
+    (4, 100, 100, 1, 8192, 64, False),
+    (8, 64, 64, 1, 4096, 128, False),
+    (2, 160, 160, 1, 8192, 96, False),
+    (16, 43, 43, 1, 4096, 72, False),
+    (8, 96, 96, 1, 4096, 192, False),
+    (4, 70, 70, 1, 6000, 256, False),
+    (32, 20, 20, 1, 3000, 48, False),
+    (16, 32, 16, 1, 8192, 112, False),
+    (8, 100, 50, 1, 5000, 224, False),
+    (32, 32, 32, 1, 2048, 128, False),
+    (4, 148, 37, 1, 4155, 248, False),
+)
 
 
 def name_of(sizes: Sizes) -> str:
@@ -127,7 +147,9 @@ def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> di
     return found
 
 
-def measure(sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool) -> dict[str, Any]:
+def measure(
+    sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool, most_ctas: int = MOST_CTAS
+) -> dict[str, Any]:
     """Times by contestant, their kernels and numbers of splits, failures, and how far outputs are apart."""
     batch, heads, heads_kv, rows, keys, head_dim, causal = sizes
     generator = torch.Generator(device="cuda").manual_seed(keys + head_dim)
@@ -155,7 +177,7 @@ def measure(sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool) 
             packed = heads // heads_kv if row.packs_heads else 1
             tiles = -(-rows * packed // row.block_m) * batch * heads // packed
             for splits in (1, *NUMBERS) if rows == 1 else NUMBERS:
-                if tiles * splits <= MOST_CTAS and 64 * splits <= keys:
+                if tiles * splits <= most_ctas and 64 * splits <= keys:
                     asked[f"{row.name} {splits}"] = row.name, splits
     plans: dict[str, AttentionPlan] = {}
     failures: dict[str, str] = {}
@@ -193,7 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--every-number", action="store_true")
-    parser.add_argument("--decode", type=int, metavar="SEED")
+    drawn_from = parser.add_mutually_exclusive_group()
+    drawn_from.add_argument("--decode", type=int, metavar="SEED")
+    drawn_from.add_argument("--many-tiles", action="store_true")
     parser.add_argument("--count", type=int, default=800, metavar="N", help="problems that are drawn")
     parser.add_argument("--dtype", choices=("f16", "bf16"), default="f16")
     parser.add_argument("--repeats", type=int, default=30, metavar="N")
@@ -203,9 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("torch sees no GPU")
     dtype = torch.float16 if given.dtype == "f16" else torch.bfloat16
     found, disagree = [], False
-    drawn = PROBLEMS if given.decode is None else tuple(decoding(given.decode, given.count))
+    drawn, most_ctas = PROBLEMS, MOST_CTAS
+    if given.many_tiles:
+        drawn, most_ctas = MANY_TILES, MOST_CTAS_OF_MANY_TILES
+    elif given.decode is not None:
+        drawn = tuple(decoding(given.decode, given.count))
     for sizes in drawn:
-        row = measure(sizes, dtype, given.repeats, given.every_number)
+        row = measure(sizes, dtype, given.repeats, given.every_number, most_ctas)
         found.append(row)
         differs = {name: apart for name, apart in row["apart"].items() if not apart <= TOLERANCE}
         disagree |= bool(differs)

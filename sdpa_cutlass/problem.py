@@ -65,6 +65,17 @@ class Causal(str, Enum):
     __hash__ = str.__hash__  # a member and its value are equal, so they must hash alike
 
 
+class MaskReading(NamedTuple):
+    """How kernels read a mask: Problem.mask_alignment, mask_elements and mask_has_one_row."""
+
+    alignment: int = MASK_ALIGNMENT
+    elements: int = 0
+    has_one_row: bool = False
+
+
+NO_MASK = MaskReading()
+
+
 class Kind(NamedTuple):
     """What of a problem decides which kernels are legal, and their prices: all but the sizes that change from
     call to call.
@@ -76,6 +87,7 @@ class Kind(NamedTuple):
     is_causal: bool
     mask: MaskType | None
     mask_alignment: int
+    mask_has_one_row: bool
     has_dropout: bool
     has_lengths: bool
     has_window: bool
@@ -98,7 +110,8 @@ class Problem:
 
     `mask_alignment` is the power of two, in bytes and at most MASK_ALIGNMENT, at whose multiples every row of
     the mask begins, as far as strides tell; 0 where its keys do not lie next to each other. `mask_elements`
-    are those that it has of its own, without what it broadcasts over.
+    are those that it has of its own, without what it broadcasts over, and it `mask_has_one_row` where it
+    broadcasts over the rows, as under padding.
 
     `diagonal`, of a shard of a longer problem, is its causal_offset instead: row i stands next to key
     i + diagonal. What it hides of this problem's sizes is all that is kept of it.
@@ -116,6 +129,7 @@ class Problem:
     mask: MaskType | None = None
     mask_alignment: int = MASK_ALIGNMENT
     mask_elements: int = 0
+    mask_has_one_row: bool = False
     has_dropout: bool = False
     has_lengths: bool = False
     window: tuple[int, int] | None = None
@@ -181,6 +195,7 @@ class Problem:
             mask=self.mask,
             mask_alignment=self.mask_alignment,
             mask_elements=self.mask_elements,
+            mask_has_one_row=self.mask_has_one_row,
             has_dropout=self.has_dropout,
             has_lengths=self.has_lengths,
             window=self.window,
@@ -198,6 +213,7 @@ class Problem:
             self.causal is not None,
             self.mask,
             self.mask_alignment,
+            self.mask_has_one_row,
             self.has_dropout,
             self.has_lengths,
             self.window is not None,

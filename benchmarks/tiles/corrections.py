@@ -25,6 +25,7 @@ from sdpa_cutlass.choice.cost import estimate
 from sdpa_cutlass.choice.cost.corrections import (
     FEW_KEYS,
     FEWEST_KEYS,
+    HARDLY_ANY_KEYS,
     OF_SIZES,
     TRAITS,
     factors,
@@ -165,17 +166,18 @@ def number_of(kernel: KernelInfo, problem: Problem) -> int:
     rows, cluster = problem.seqlen_q * heads, kernel.detail("cluster", 1)
     tiles = ceil_div(rows, kernel.block_m * cluster) * cluster * problem.batch * problem.num_heads_q // heads
     of_keys = 2 * (problem.seqlen_k <= FEW_KEYS) + 8 * (problem.seqlen_k <= FEWEST_KEYS)
+    of_keys += 16 * (problem.seqlen_k <= HARDLY_ANY_KEYS)
     return (tiles <= DEVICE.sms) + of_keys + 4 * (2 * rows <= kernel.block_m)
 
 
 def is_corrected(kernel: KernelInfo) -> bool:
-    """Plain kernels of mma.sync are not: on Hopper others are faster nearly everywhere."""
+    """Plain kernels of mma.sync are not, but next to the fewest keys: others are faster nearly everywhere."""
     return kernel.family is Family.FMHA_FWD_SM90 or kernel.is_general
 
 
 def _traits(kernel: KernelInfo, problem: Problem) -> tuple[str, ...]:
     if not is_corrected(kernel):
-        return ()
+        return OF_SIZES[-1:] if problem.seqlen_k <= HARDLY_ANY_KEYS else ()
     number = number_of(kernel, problem)
     of_sizes = (trait for bit, trait in enumerate(OF_SIZES) if number >> bit & 1)
     return ("always", *(["padded"] if is_padded(kernel, problem) else []), *of_sizes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays.tensors import as_tensor
 from ..errors import ArgumentError, ArgumentTypeError
-from ..problem import MASK_ALIGNMENT, Problem
+from ..problem import NO_MASK, Problem
 from . import checks, extras, shard
 from .arguments import Inputs, Options
 from .extras import Extras
@@ -74,8 +74,8 @@ def bind(options: Options, inputs: Inputs, *, allow_meta: bool = False) -> Bound
     if allow_meta:  # sizes may be symbolic, and what is left out compares them
         problem = checks.problem_of(operands, causal, given)
     else:
-        alignment, elements = (MASK_ALIGNMENT, 0) if mask is None else extras.reading(mask)
-        problem = checks.problem_of(operands, causal, given, window, diagonal, alignment, elements)
+        reading = NO_MASK if mask is None else extras.reading(mask)
+        problem = checks.problem_of(operands, causal, given, window, diagonal, reading)
     bound = Bound(operands, problem, scale, given, p_dropout == 1)
     if not is_packed:
         return bound

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..arrays.tensors import is_tensor
 from ..errors import ArgumentError, ArgumentTypeError
-from ..problem import MASK_ALIGNMENT, Causal, DType, Problem
+from ..problem import NO_MASK, Causal, DType, MaskReading, Problem
 from . import shard
 from .operands import INT32_MAX, Layout, Operands, at_least_rank, check_no_grad, dtype_name, padded
 
@@ -108,8 +108,7 @@ def problem_of(
     extras: Extras | None = None,
     window: tuple[int, int] | None = None,
     diagonal: int | None = None,
-    mask_alignment: int = MASK_ALIGNMENT,
-    mask_elements: int = 0,
+    reading: MaskReading = NO_MASK,
 ) -> Problem:
     """Sizes, dtype and mask of canonical operands, whose head dimensions count as they are once loadable."""
     batch, num_heads_q, seqlen_q, head_dim = operands.query.shape
@@ -125,8 +124,9 @@ def problem_of(
         causal=causal,
         head_dim_v=padded(head_dim_v),
         mask=extras.mask_type if extras else None,
-        mask_alignment=mask_alignment,
-        mask_elements=mask_elements,
+        mask_alignment=reading.alignment,
+        mask_elements=reading.elements,
+        mask_has_one_row=reading.has_one_row,
         has_dropout=extras is not None and extras.p_dropout > 0,
         has_lengths=extras is not None and extras.has_lengths,
         window=window,

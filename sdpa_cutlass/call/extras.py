@@ -18,7 +18,7 @@ from ..choice.mask_reads import LONGEST_RUN, RUNS, copies_unaligned
 from ..dropout import PhiloxState, as_float32, checked_p_dropout
 from ..errors import ArgumentError, ArgumentTypeError
 from ..library.registry import Family
-from ..problem import MASK_ALIGNMENT, Causal, MaskType
+from ..problem import MASK_ALIGNMENT, Causal, MaskReading, MaskType
 from .operands import INT32_MAX, Operands, check_no_grad, dtype_name
 
 if TYPE_CHECKING:
@@ -110,22 +110,22 @@ def needs_dense_copy(mask: torch.Tensor, family: Family | None = None) -> bool:
         return False
     run = LONGEST_RUN if family is None else RUNS.get(family.value, LONGEST_RUN)
     vector = min(run * mask.element_size(), MASK_ALIGNMENT)
-    return reading(mask)[0] < vector or mask.data_ptr() % vector != 0
+    return reading(mask).alignment < vector or mask.data_ptr() % vector != 0
 
 
-def reading(mask: torch.Tensor) -> tuple[int, int]:
-    """Problem.mask_alignment and mask_elements of `mask` [B, Hq, Sq, Sk] or of its copy, if all kernels need
-    one.
-    """
+def reading(mask: torch.Tensor) -> MaskReading:
+    """How kernels read `mask` [B, Hq, Sq, Sk], or its copy if all of them need one."""
     shape, strides = mask.shape, mask.stride()
     starts, elements = 0, shape[3] if strides[3] else 1
     for size, stride in zip(shape[:3], strides, strict=False):
         if size > 1 and stride:
             starts |= stride
             elements *= size
+    has_one_row = strides[2] == 0 and shape[2] > 1
     if strides[3] != 1:
-        return MASK_ALIGNMENT if needs_dense_copy(mask) else 0, elements
-    return math.gcd(MASK_ALIGNMENT, starts * MASK_TYPES[dtype_name(mask)].itemsize), elements
+        return MaskReading(MASK_ALIGNMENT if needs_dense_copy(mask) else 0, elements, has_one_row)
+    alignment = math.gcd(MASK_ALIGNMENT, starts * MASK_TYPES[dtype_name(mask)].itemsize)
+    return MaskReading(alignment, elements, has_one_row)
 
 
 def dense_copy(mask: torch.Tensor) -> torch.Tensor:

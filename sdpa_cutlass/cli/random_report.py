@@ -119,12 +119,17 @@ def case_of(row: Row) -> Case:
 
 
 def rows_of_samples(rows: Iterable[Row]) -> dict[str, Row]:
-    """Those of fused kernels, by the names that samples of a run in f16 have: they say no dtype but bf16."""
+    """Those of fused kernels, by the names that samples have: they do not say the dtype of their run."""
     found = {}
     for row in rows:
         if row.provider == "fused":
             case = case_of(row)
-            found[(dataclasses.replace(case, dtype=None) if case.dtype == "f16" else case).name] = row
+            of_the_run = dataclasses.replace(case, dtype=None).name
+            if case.dtype == "f16":
+                found[of_the_run] = row
+            else:  # of a run in f16, or in its own
+                found[case.name] = row
+                found.setdefault(of_the_run, row)
     return found
 
 

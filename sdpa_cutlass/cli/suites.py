@@ -148,6 +148,7 @@ def with_conditions(problem: Problem, mask: str, p_dropout: float) -> Problem:
         mask=mask_type,
         mask_alignment=alignment,
         mask_elements=rows * problem.seqlen_k,
+        mask_has_one_row=mask == "padding" and problem.seqlen_q > 1,
         has_lengths=mask in WITH_LENGTHS,
         has_dropout=p_dropout > 0,
     )

@@ -196,6 +196,7 @@ def test_problems_know_where_rows_of_their_mask_begin(
     q = rand(BATCH, HEADS, ROWS, HEAD_DIM)
     problem = problem_of(q, shape[3], torch.zeros(shape, dtype=dtype))
     assert (problem.mask_alignment, problem.mask_elements) == (alignment, torch.Size(shape).numel())
+    assert problem.mask_has_one_row == (shape[2] == 1)
     runs = [problem.reads_mask_by(run) for run in (1, 2, 4, 8, 16)]
     vectors = [min(run * dtype.itemsize, MASK_ALIGNMENT) <= alignment for run in (1, 2, 4, 8, 16)]
     assert runs == vectors

@@ -1,12 +1,13 @@
 """What a kernel takes beside its price: factors that choices on Hopper were found to lack.
 
 A price adds up what the units of an SM are known to do. What is left differs from kernel to kernel and is no
-more than some percent, but so is the lead of one kernel over the next. corrections.json has up to six factors
-for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs, where more
-than an eighth of its columns are padding, up to FEW_KEYS keys and again up to FEWEST_KEYS, and where rows
-fill half a tile at most. `python -m benchmarks.tiles corrections` finds them: those with which the choice
-loses least at problems that were measured on H200s and H100s. Other cards' prices stay as they are, for
-nobody has measured what they lack.
+more than some percent, but so is the lead of one kernel over the next. corrections.json has up to seven
+factors for a kernel, the same for both dtypes: everywhere, where it has no more tiles than there are SMs,
+where more than an eighth of its columns are padding, up to FEW_KEYS keys, again up to FEWEST_KEYS and up to
+HARDLY_ANY_KEYS, and where rows fill half a tile at most. Plain kernels of mma.sync have one of these alone,
+up to HARDLY_ANY_KEYS. `python -m benchmarks.tiles corrections` finds them: those with which the choice loses
+least at problems that were measured on H200s and H100s. Other cards' prices stay as they are, for nobody has
+measured what they lack.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from ...problem import Problem
 
 FILE = Path(__file__).with_name("corrections.json")
-OF_SIZES = ("few_tiles", "few_keys", "few_rows", "fewest_keys")
+OF_SIZES = ("few_tiles", "few_keys", "few_rows", "fewest_keys", "hardly_any_keys")
 TRAITS = ("always", "padded", *OF_SIZES)
-FEW_KEYS, FEWEST_KEYS = 256, 64  # what a CTA does once weighs there
+FEW_KEYS, FEWEST_KEYS, HARDLY_ANY_KEYS = 256, 64, 32  # what a CTA does once weighs there
 _MEASURED = (9, 0)
 _LEFT_OUT = frozenset({"f16", "bf16"})  # of names: they share their factors
 

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from ...problem import MaskType
 from ..mask_reads import RUNS
 from ..visible_keys import CausalRows, WindowRows, rows_of_tiles
-from .corrections import FEW_KEYS, FEWEST_KEYS, factors
+from .corrections import FEW_KEYS, FEWEST_KEYS, HARDLY_ANY_KEYS, factors
 from .ctas import grid_of, merge_cycles, resident_ctas
 from .model import (
     CLOCK_GHZ,
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 
 ENDS_CYCLES = 2390  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 412
-_MASK_LATENCY = 860  # on top of that, where a mask is loaded: 18 random problems with few tiles (2026-11-25)
+# On top of that, where a mask is loaded: 354 random problems and the suite `masks` (2026-11-29).
+_MASK_LATENCY = {MaskType.BOOL: 430, MaskType.F16: 430, MaskType.BF16: 430, MaskType.F32: 860}
 _UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.713  # of that rate, where a row is no whole number of pieces
@@ -153,7 +154,8 @@ class FmhaFwd(Model):
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
         self._latency = _ROUND_LATENCY
         if problem.mask is not None:
-            self._latency += _MASK_LATENCY if _reads_runs(problem) else _UNALIGNED_MASK_LATENCY
+            is_read_at_once = _reads_runs(problem)
+            self._latency += _MASK_LATENCY[problem.mask] if is_read_at_once else _UNALIGNED_MASK_LATENCY
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
         elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps  # of O
@@ -242,7 +244,7 @@ class FmhaFwd(Model):
         elif rows > block_m:
             cycles = max(cycles, _READ_AGAIN * dram)
         sizes = (tiles <= self._sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= block_m)
-        sizes += 8 * (problem.seqlen_k <= FEWEST_KEYS)
+        sizes += 8 * (problem.seqlen_k <= FEWEST_KEYS) + 16 * (problem.seqlen_k <= HARDLY_ANY_KEYS)
         return self._factors[sizes] * (LAUNCH_CYCLES + cycles), num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:

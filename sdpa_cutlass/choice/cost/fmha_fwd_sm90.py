@@ -35,7 +35,7 @@ from ...library.registry import KernelInfo
 from ...problem import MASK_ALIGNMENT, MaskType, Problem
 from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
-from .corrections import FEW_KEYS, FEWEST_KEYS, factors
+from .corrections import FEW_KEYS, FEWEST_KEYS, HARDLY_ANY_KEYS, factors
 from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
 
 _WARPGROUP_ROWS = 64
@@ -83,9 +83,11 @@ _ALU_PER_CLOCK = 128
 _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.73, MaskType.F16: 3.06, MaskType.BF16: 3.06, MaskType.F32: 3.0}
 # On top of that: where they are read one by one, and where pairs of 16 bits and more lie in more sectors.
 _UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.0, MaskType.F16: 9.91, MaskType.BF16: 9.91, MaskType.F32: 14.0}
+_ONE_ROW_ALU_PER_SCORE = 1.5  # of a boolean mask with one row for all, as under padding
 _APART_ALU_PER_SCORE = 6.78
 _DROPOUT_ALU_PER_SCORE = 2.89
 _MASK_BLOCK_CYCLES = 319  # of a mask or dropout besides
+_ONE_ROW_BLOCK_CYCLES = 120  # of such a mask
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: those at both ends are masked
 # Of two CTAs on an SM one works while the other begins and ends, and consumers seldom wait; alone they do.
@@ -138,13 +140,16 @@ class FmhaFwdSm90(Model):
         scores = kernel.block_m * kernel.block_n  # of a block
         self._loads = 0.0  # of a block, in clocks
         if problem.mask is not None:
-            alu = _MASK_ALU_PER_SCORE[problem.mask]
+            is_padding = problem.mask is MaskType.BOOL and problem.mask_has_one_row
+            alu = _ONE_ROW_ALU_PER_SCORE if is_padding else _MASK_ALU_PER_SCORE[problem.mask]
             if not problem.reads_mask_by(RUNS[kernel.family.value]):
                 alu += _UNALIGNED_ALU_PER_SCORE[problem.mask]
             elif problem.mask.itemsize > 1 and problem.mask_alignment < MASK_ALIGNMENT:
                 alu += _APART_ALU_PER_SCORE
-            self._block += scores * alu / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
-            loaded = scores * problem.mask.itemsize + 4 * kernel.block_n * kernel.head_dim
+            self._block += scores * alu / _ALU_PER_CLOCK
+            self._block += _ONE_ROW_BLOCK_CYCLES if is_padding else _MASK_BLOCK_CYCLES
+            read = kernel.block_n if is_padding else scores
+            loaded = read * problem.mask.itemsize + 4 * kernel.block_n * kernel.head_dim
             self._loads = loaded / _L2_BYTES_PER_CLOCK
         if problem.has_dropout:
             self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
@@ -194,7 +199,7 @@ class FmhaFwdSm90(Model):
         tiles: float = self._m_blocks(problem) * heads
         few_rows = 2 * problem.seqlen_q <= kernel.block_m
         sizes = (tiles <= sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * few_rows
-        correction = self._factors[sizes + 8 * (problem.seqlen_k <= FEWEST_KEYS)]
+        sizes += 8 * (problem.seqlen_k <= FEWEST_KEYS) + 16 * (problem.seqlen_k <= HARDLY_ANY_KEYS)
         blocks: float = ceil_div(problem.seqlen_k, kernel.block_n)
         used = min(priced_rows * heads / tiles, kernel.block_m)  # rows of a tile, on average
         if problem.has_lengths:  # sequences end anywhere in their last tile and block
@@ -241,7 +246,7 @@ class FmhaFwdSm90(Model):
         num_splits = int(kernel.is_split)
         if kernel.is_split and self._is_narrow:
             cost, num_splits = min((cost, 1), self._cost_of_splits(problem))
-        return correction * cost, num_splits
+        return self._factors[sizes] * cost, num_splits
 
     def _cost_of_splits(self, problem: Problem) -> tuple[float, int]:
         """Of the numbers of CTAs for each tile with which some waves are full, the one that costs least.

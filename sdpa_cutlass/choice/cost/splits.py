@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_SPLIT_TILES = 1024  # SDPA_MAX_SPLIT_TILES
 MERGED_BY_LAST_CTA = 32 << 10  # bytes of a tile's parts: kMergedByLastCta of launch.cuh
 MOST_WAVES = 4
+MOST_EVEN_WAVES = 3  # of tiles with KV groups that leave SMs idle, or a few of them with more
 _MAX_SPLITS = 64
 _SPLIT_CYCLES = 2710  # partial results to memory, and a counter
 _PART_VECTOR_BYTES = 16  # of a partial result, read by a thread at a time
@@ -70,7 +71,7 @@ class Splits:
         self._at_once = sms * self._resident
         self._most = self._at_once * waves
         self._may_come_even = kernel.kv_groups > 1
-        most = sms * resident if self._may_come_even else self._most // 2
+        most = MOST_EVEN_WAVES * sms * resident // 2 if self._may_come_even else self._most // 2
         self.most_tiles = min(most, MAX_SPLIT_TILES)
         """Tiles that may be split."""
         self.most_cached_tiles = min(self._most // 2, MAX_SPLIT_TILES)
@@ -129,10 +130,10 @@ class Splits:
         return best, meeting
 
     def _choose_even(self, tiles: int, blocks: int, rows: int, dram: float) -> tuple[int, float]:
-        """Of those numbers that make two waves at most, where tiles leave SMs idle or a few SMs have more."""
+        """Of those numbers that make three waves at most, where tiles leave SMs idle or some have more."""
         groups = self._groups
         best, least, meeting = 1, self._read(tiles, -(-blocks // groups), dram), 0.0
-        most = min(2 * self._room * self._sms // tiles, blocks // groups, _MAX_SPLITS)
+        most = min(MOST_EVEN_WAVES * self._room * self._sms // tiles, blocks // groups, _MAX_SPLITS)
         for num_splits in range(2, most + 1):
             between = self.merging(tiles, rows, num_splits)
             cycles = self._read(tiles * num_splits, -(-blocks // (num_splits * groups)), dram) + between
