@@ -106,6 +106,16 @@ def test_times_measured_again_judge_the_choice() -> None:
     assert (not_again.regret, not_again.best) == (12 / 9, "lucky")
 
 
+def test_samples_find_their_rows_in_runs_of_either_type() -> None:
+    """A run in f16 names its problems in bf16 after their type, a run in bf16 none."""
+    f16, own = drawn(5, 4, 6, dtype="f16")[0], drawn(5, 4, 6, dtype="bf16")[0]
+    name = random_report.case_of(f16).name.removesuffix("_f16")
+    assert random_report.rows_of_samples([own])[name] == own
+    for rows in ([f16, own], [own, f16]):
+        found = random_report.rows_of_samples(rows)
+        assert (found[name], found[f"{name}_bf16"]) == (f16, own)
+
+
 def test_what_is_printed_names_the_worst() -> None:
     text = io.StringIO()
     random_report.show(ROWS, SAMPLES, Console(file=text, width=180))
