@@ -18,8 +18,9 @@ Times that the DRAM bounds count as far as it lets them (2026-11; tests/library/
 how little the choice loses at each of them). Ends of causal grids, tiles with one block, narrow aligned rows
 and which pairs gain come from 1,000 more on H200s (2026-11-27); all constants moved
 together to what loses least at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28).
-A boolean mask is priced between one whose blocks are all true and a dense one; which blocks it hides is not
-known, so those that leave most of them out take a fraction of their price. Where all SMs read a mask and K
+A boolean mask is priced between one whose blocks are all true and a dense one, and where all rows are one, as
+under padding, as one whose blocks are all true. Which blocks it hides is not known, so those that leave most
+of them out take a fraction of their price. Where all SMs read a mask and K
 and V, these come at the rate that K and V alone were read from the L2 cache.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 CTAs of a split kernel have a part of a tile's keys each. Their parts, float32, cross memory twice, and a
