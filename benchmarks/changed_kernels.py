@@ -21,8 +21,8 @@ _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one ti
 # Of tiles that leave SMs idle, or a few of them with more, with more than two KV groups, and with two.
 _EVEN_SPLITS_SINCE = "2026-11-28T14"
 _EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
+_THREE_WAVES_SINCE = "2026-11-29T07"  # of such tiles, at most: there had been two
 _ROOM_SINCE = "2026-11-29"  # for more CTAs on an SM than are promised, and so other numbers of splits
-_THREE_WAVES_SINCE = "2026-11-29T07"  # of such tiles: there had been two at most
 _LONG_COPIES_SINCE = "2026-11-29T01:20"  # of masks in long rows: kernels read them one element at a time
 _SHORT_EPILOGUES_SINCE = "2026-11-28T16"  # of kernels for mma.sync whose warps do not share rows
 _SHORT_EPILOGUES_KEYS = 512  # beyond, O's way out is a small part of the time
