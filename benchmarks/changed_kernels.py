@@ -21,6 +21,7 @@ _TURNS_SINCE = "2026-11-27T18"  # of general kernels of Hopper: a CTA had one ti
 # Of tiles that leave SMs idle, or a few of them with more, with more than two KV groups, and with two.
 _EVEN_SPLITS_SINCE = "2026-11-28T14"
 _EVEN_SPLITS_OF_TWO_SINCE = "2026-11-28T18"
+_EVEN_SPLITS_OF_FEW_SINCE = "2026-11-29T09:30"  # where tiles are more than a third as many as SMs: than half
 _THREE_WAVES_SINCE = "2026-11-29T07"  # of such tiles, at most: there had been two
 _ROOM_SINCE = "2026-11-29"  # for more CTAs on an SM than are promised, and so other numbers of splits
 _LONG_COPIES_SINCE = "2026-11-29T01:20"  # of masks in long rows: kernels read them one element at a time
@@ -65,11 +66,16 @@ def _split_has_changed(kernel: KernelInfo, problem: Problem, date: str) -> bool:
     num_splits = found.num_splits
     if date < _ROOM_SINCE and num_splits > 1 and name_of(kernel) in REGISTERS:
         return True
-    at_once = resident_ctas(kernel, predictions.H200.device) * predictions.H200.device.sms
-    if date < _THREE_WAVES_SINCE and kernel.kv_groups > 1 and num_splits > 1 and found.ctas > 2 * at_once:
-        return True
-    leaves_sms_idle = 2 * found.ctas > predictions.H200.device.sms * num_splits  # without splits
-    even_since = _EVEN_SPLITS_OF_TWO_SINCE if kernel.kv_groups == 2 else _EVEN_SPLITS_SINCE
-    if date < even_since and kernel.kv_groups > 1 and num_splits > 1 and leaves_sms_idle:
-        return True
+    sms = predictions.H200.device.sms
+    at_once = resident_ctas(kernel, predictions.H200.device) * sms
+    if kernel.kv_groups > 1 and num_splits > 1:
+        tiles = found.ctas // num_splits
+        if date < _THREE_WAVES_SINCE and found.ctas > 2 * at_once:
+            return True
+        even_since = _EVEN_SPLITS_OF_TWO_SINCE if kernel.kv_groups == 2 else _EVEN_SPLITS_SINCE
+        if date < even_since and 2 * tiles > sms:
+            return True
+        is_few = 3 * tiles > sms >= 2 * tiles and predictions.H200.device.dram_us(problem.bytes) > 0
+        if date < _EVEN_SPLITS_OF_FEW_SINCE and is_few:
+            return True
     return date < _MERGES_SINCE and merges_in_second_launch(kernel, rows, num_splits)

@@ -3,14 +3,15 @@
     python -m benchmarks.splits
     python -m benchmarks.splits --every-number --json benchmarks/results/splits/FILE.json
     python -m benchmarks.splits --every-number --decode 1 --json benchmarks/results/splits/FILE.json
-    python -m benchmarks.splits --every-number --many-tiles --json benchmarks/results/splits/FILE.json
+    python -m benchmarks.splits --every-number --uneven --json benchmarks/results/splits/FILE.json
 
 A problem is a prompt's latest queries, causal at the bottom right, in the heads that one of several GPUs has,
 or a few rows that see all keys; with --decode SEED, one row next to caches of 48 MiB and more, drawn as by
-`bench --suite random`; with --many-tiles, one row of more heads than CTAs run at once. The cheapest split
-kernel of each family by its cost model takes part, with the number of splits that the model gives it, and the
-cheapest kernel that does not split, beside torch's flash and cuDNN; with --every-number also Hopper's split
-kernels with other numbers, or of decoding problems the cheapest two of all. All take turns, replay by replay
+`bench --suite random`; with --uneven, one row of so many heads that some SMs have a tile more than others.
+The cheapest split kernel of each family by its cost model takes part, with the number of splits that the
+model gives it, and the cheapest kernel that does not split, beside torch's flash and cuDNN; with
+--every-number also Hopper's split kernels with other numbers, or of decoding problems the cheapest two with
+KV groups and, but with --uneven, the first two of all. All take turns, replay by replay
 (sdpa_cutlass/cli/timing.py). Times are in microseconds. Outputs are compared with the chosen kernel's.
 """
 
@@ -42,7 +43,7 @@ BUDGET_S = 0.06
 TOLERANCE = 0.01  # between kernels: another order of sums
 NUMBERS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 MOST_CTAS = 5 * 132
-MOST_CTAS_OF_MANY_TILES = 14 * 132
+MOST_CTAS_OF_UNEVEN = 24 * 132
 LEAST_CACHE = 48 << 20  # bytes of K and V
 
 Sizes = tuple[int, int, int, int, int, int, bool]
@@ -74,22 +75,48 @@ PROBLEMS: tuple[Sizes, ...] = (
     (1, 10, 10, 287, 41497, 168, False),
 )  # fmt: skip
 
-MANY_TILES: tuple[Sizes, ...] = (
-    (8, 220, 44, 1, 16384, 40, False),
-    (16, 20, 20, 1, 14003, 32, False),
-    (8, 44, 44, 1, 16384, 40, False),
-    (16, 18, 18, 1, 4096, 160, False),
-    (4, 100, 100, 1, 8192, 64, False),
-    (8, 64, 64, 1, 4096, 128, False),
-    (2, 160, 160, 1, 8192, 96, False),
-    (16, 43, 43, 1, 4096, 72, False),
-    (8, 96, 96, 1, 4096, 192, False),
-    (4, 70, 70, 1, 6000, 256, False),
-    (32, 20, 20, 1, 3000, 48, False),
-    (16, 32, 16, 1, 8192, 112, False),
-    (8, 100, 50, 1, 5000, 224, False),
-    (32, 32, 32, 1, 2048, 128, False),
-    (4, 148, 37, 1, 4155, 248, False),
+UNEVEN: tuple[Sizes, ...] = tuple(
+    (*sizes, False)
+    for sizes in (
+        # 48 to 66 heads of keys
+        (16, 3, 3, 1, 41350, 80),
+        (8, 6, 6, 1, 16384, 72),
+        (1, 50, 50, 1, 16384, 128),
+        (4, 13, 13, 1, 20000, 160),
+        (1, 56, 56, 1, 30000, 248),
+        (2, 60, 30, 1, 20000, 64),
+        (4, 12, 12, 1, 63196, 96),
+        # more than run at once
+        (8, 220, 44, 1, 16384, 40),
+        (16, 20, 20, 1, 14003, 32),
+        (16, 40, 20, 1, 14003, 32),
+        (32, 14, 14, 1, 16384, 32),
+        (32, 14, 14, 1, 4096, 32),
+        (8, 62, 62, 1, 8192, 32),
+        (8, 44, 44, 1, 16384, 40),
+        (16, 18, 18, 1, 4096, 160),
+        (4, 100, 100, 1, 8192, 64),
+        (8, 64, 64, 1, 4096, 128),
+        (2, 160, 160, 1, 8192, 96),
+        (16, 43, 43, 1, 4096, 72),
+        (16, 21, 21, 1, 2607, 80),
+        (8, 96, 96, 1, 4096, 192),
+        (16, 18, 18, 1, 4096, 192),
+        (16, 25, 25, 1, 2155, 192),
+        (4, 70, 70, 1, 6000, 256),
+        (32, 20, 20, 1, 3000, 48),
+        (16, 32, 16, 1, 8192, 112),
+        (8, 100, 50, 1, 5000, 224),
+        (32, 32, 32, 1, 2048, 128),
+        (4, 148, 37, 1, 4155, 248),
+        (32, 36, 9, 1, 4096, 64),
+        (16, 72, 36, 1, 4096, 64),
+        (32, 40, 20, 1, 8192, 40),
+        (64, 11, 11, 1, 630, 80),
+        (64, 11, 11, 1, 2048, 80),
+        (64, 10, 10, 1, 584, 128),
+        (64, 5, 5, 1, 378, 64),
+    )
 )
 
 
@@ -126,6 +153,15 @@ def cheapest(ranked: Sequence[Any], belongs: Callable[[KernelInfo], bool]) -> st
     return next((one.kernel.name for one in ranked if one.refusal is None and belongs(one.kernel)), None)
 
 
+def cheapest_of_decoding(ranked: Sequence[Any], uneven: bool) -> list[KernelInfo]:
+    """Split kernels: the first two unless `uneven`, and the two with KV groups whose price is lowest."""
+    legal = [one for one in ranked if one.refusal is None and one.kernel.is_split]
+    grouped = [one for one in legal if one.kernel.kv_groups > 1]
+    by_price = sorted(grouped, key=lambda one: float(one.estimate.cycles))
+    found = {one.kernel.name: one.kernel for one in (*(() if uneven else legal[:2]), *by_price[:2])}
+    return list(found.values())
+
+
 def is_hopper(kernel: KernelInfo) -> bool:
     """Of the family for sm_90."""
     return kernel.family is Family.FMHA_FWD_SM90
@@ -148,7 +184,7 @@ def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> di
 
 
 def measure(
-    sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool, most_ctas: int = MOST_CTAS
+    sizes: Sizes, dtype: torch.dtype, repeats: int, every_number: bool, uneven: bool = False
 ) -> dict[str, Any]:
     """Times by contestant, their kernels and numbers of splits, failures, and how far outputs are apart."""
     batch, heads, heads_kv, rows, keys, head_dim, causal = sizes
@@ -172,7 +208,8 @@ def measure(
     if every_number:
         tried = [kernel for kernel in hopper if kernel.head_dim == hopper[0].head_dim]
         if rows == 1:
-            tried = [one.kernel for one in ranked if one.refusal is None and one.kernel.is_split][:2]
+            tried = cheapest_of_decoding(ranked, uneven)
+        most_ctas = MOST_CTAS_OF_UNEVEN if uneven else MOST_CTAS
         for row in tried:
             packed = heads // heads_kv if row.packs_heads else 1
             tiles = -(-rows * packed // row.block_m) * batch * heads // packed
@@ -217,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every-number", action="store_true")
     drawn_from = parser.add_mutually_exclusive_group()
     drawn_from.add_argument("--decode", type=int, metavar="SEED")
-    drawn_from.add_argument("--many-tiles", action="store_true")
+    drawn_from.add_argument("--uneven", action="store_true")
     parser.add_argument("--count", type=int, default=800, metavar="N", help="problems that are drawn")
     parser.add_argument("--dtype", choices=("f16", "bf16"), default="f16")
     parser.add_argument("--repeats", type=int, default=30, metavar="N")
@@ -227,13 +264,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("torch sees no GPU")
     dtype = torch.float16 if given.dtype == "f16" else torch.bfloat16
     found, disagree = [], False
-    drawn, most_ctas = PROBLEMS, MOST_CTAS
-    if given.many_tiles:
-        drawn, most_ctas = MANY_TILES, MOST_CTAS_OF_MANY_TILES
+    drawn = PROBLEMS
+    if given.uneven:
+        drawn = UNEVEN
     elif given.decode is not None:
         drawn = tuple(decoding(given.decode, given.count))
     for sizes in drawn:
-        row = measure(sizes, dtype, given.repeats, given.every_number, most_ctas)
+        row = measure(sizes, dtype, given.repeats, given.every_number, given.uneven)
         found.append(row)
         differs = {name: apart for name, apart in row["apart"].items() if not apart <= TOLERANCE}
         disagree |= bool(differs)

@@ -37,7 +37,7 @@ from sdpa_cutlass.choice.select import families_with_plain, order
 from sdpa_cutlass.cli import predictions, random_report, results, suites
 from sdpa_cutlass.cli.tuning import journal
 from sdpa_cutlass.library.registry import Family, KernelInfo
-from sdpa_cutlass.problem import Causal, Problem
+from sdpa_cutlass.problem import Causal, DType, Problem
 
 DEVICE = predictions.H200.device
 TEMPERATURE = 0.02  # of the choice: prices this share apart are chosen e times as often
@@ -47,7 +47,7 @@ LEAST = 0.005  # of a factor's logarithm: others are left out
 FAR = 1.15
 _BEHIND = 3.0  # added to the logarithm of a price that `order` puts behind all others
 _MOST_LOST = 0.5
-_WEIGHTS = {"random": 0.5, "problems": 0.5, "journal": 1.0}  # of problems that were timed once
+_WEIGHTS = {"random": 0.5, "problems": 0.5, "journal": 1.0, "splits": 1.0}  # of problems that were timed once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +75,13 @@ class Timed:
 
 
 def read(folder: Path) -> list[Timed]:
-    """Everything that is known below benchmarks/results: random runs, problems with all kernels, `tune`."""
+    """Everything that is known below benchmarks/results: random runs, problems with all kernels, `tune`, and
+    numbers of splits.
+    """
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     found = [*_random(folder, kernels), *_problems(folder / "tuning", kernels)]
-    return found + list(_journals(folder / "tuning", kernels))
+    found += _journals(folder / "tuning", kernels)
+    return found + list(_splits(folder / "splits", kernels))
 
 
 def _random(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
@@ -123,19 +126,54 @@ def _journals(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed
             yield from _timed(path.stem, entry.problem, times, kernels, path.stem, "journal")
 
 
+def _splits(folder: Path, kernels: Mapping[str, KernelInfo]) -> Iterator[Timed]:
+    """Of decoding problems, kernels that were timed with the number of splits that they have today, and whose
+    code is still what was timed.
+    """
+    for path in sorted(folder.glob("*f16-decode*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            problem = problem_of_splits(row["sizes"])
+            times = {}
+            for (name, number), us in times_of_splits(row).items():
+                if name in kernels and estimate(kernels[name], problem, DEVICE).num_splits == number:
+                    times[name] = us
+            yield from _timed(path.stem, problem, times, kernels, None, "splits")
+
+
+def problem_of_splits(sizes: Sequence[int]) -> Problem:
+    """In float16, of a row that `benchmarks.splits` wrote."""
+    batch, heads, heads_kv, rows, keys, head_dim, is_causal = sizes
+    return Problem(
+        dtype=DType.F16, batch=batch, num_heads_q=heads, num_heads_kv=heads_kv, seqlen_q=rows, seqlen_k=keys,
+        head_dim=head_dim, causal=Causal.BOTTOM_RIGHT if is_causal else None,
+    )  # fmt: skip
+
+
+def times_of_splits(row: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    """Microseconds by kernel and number of splits, of a row that `benchmarks.splits` wrote."""
+    found: dict[tuple[str, int], float] = {}
+    for contestant, us in row["times_us"].items():
+        name, _, number = contestant.partition(" ")
+        if contestant in row["kernels"]:
+            found[row["kernels"][contestant], row["num_splits"][contestant]] = us
+        elif number:
+            found[name, int(number)] = us
+    return found
+
+
 def _timed(
     run: str,
     problem: Problem,
     times: Mapping[str, float],
     kernels: Mapping[str, KernelInfo],
-    date: str,
+    date: str | None,
     kind: str,
     is_judged: bool = False,
 ) -> Iterator[Timed]:
     """Of the kernels that are still what was timed; nothing where that is one."""
-    kept = [
-        kernels[name] for name in times if name in kernels and not has_changed(kernels[name], problem, date)
-    ]
+    kept = [kernels[name] for name in times if name in kernels]
+    if date is not None:
+        kept = [kernel for kernel in kept if not has_changed(kernel, problem, date)]
     if len(kept) < 2:
         return
     yield Timed(

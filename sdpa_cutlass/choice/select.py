@@ -171,16 +171,12 @@ _cycles, _price = operator.itemgetter(0), operator.itemgetter(0, 1)
 
 def families_with_plain(kernels: Iterable[KernelInfo]) -> dict[Family, int]:
     """Those whose general kernels have plain ones before them, with the most rows that a split kernel's tile
-    may have to compete with these.
-
-    Less than half of any plain one's; at head_dim 80, whose plain tiles read narrow rows, half: that took
-    0.64 to 0.95 of the time at four problems with 24 MB of keys and more (2026-11-26).
+    may have to compete with these: as many as the smallest plain one's.
     """
     found: dict[Family, int] = {}
     for kernel in kernels:
         if not kernel.is_general:
-            close = (kernel.block_m - (kernel.head_dim % 32 == 0)) // 2
-            found[kernel.family] = min(close, found.get(kernel.family, close))
+            found[kernel.family] = min(kernel.block_m, found.get(kernel.family, kernel.block_m))
     return found
 
 

@@ -64,9 +64,9 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
         and not legal.mismatches(row, problem)
     ]
     tallest_first = sorted((row for row, _ in found if not row.is_general), key=lambda row: -row.block_m)
-    plain = {  # the most rows of a split kernel that competes: less than half of any plain one's, at 80 half
-        row.family: row.block_m // 2 if row.head_dim == 80 else row.block_m // 2 - 1 for row in tallest_first
-    }
+    plain = {
+        row.family: row.block_m for row in tallest_first
+    }  # the most rows of a split kernel that competes
     found.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
     return [(row.name, cost.num_splits) for row, cost in found]
 
@@ -259,39 +259,6 @@ def test_the_number_of_splits_is_the_cheapest_of_all(card: DeviceInfo) -> None:
             assert prices[chosen] <= 1.05 * min(prices.values())
             several += chosen > 1
     assert several > 100
-
-
-def splits_of(tile: str, **sizes: int) -> int:
-    """CTAs that should share a tile of one query, on an H200."""
-    name = f"fmha_fwd_sm89_{tile}_f16_general_split"
-    row = next(row for row in kernels(Target.HOST) if row.name == name)
-    card = dataclasses.replace(H200, l2_bytes=50 << 20, dram_gbps=4800)
-    problem = made_problem(**sizes)
-    return model_of(row, problem, card).cost(problem)[1]
-
-
-@pytest.mark.parametrize(("heads", "num_splits"), [(67, 3), (68, 3), (132, 1), (133, 5), (600, 1)])
-def test_tiles_come_even_where_the_dram_waits_for_a_few_sms(heads: int, num_splits: int) -> None:
-    """16K keys, head_dim 184: 68 heads took 233 µs on an H200 with a CTA each, 207 with three."""
-    for keys, expected in ((16384, num_splits), (512, 1)):  # the second lie in the L2 cache of an H200
-        sizes = {"num_heads_q": heads, "num_heads_kv": heads, "seqlen_k": keys, "head_dim": 184}
-        assert splits_of("d192_m16n16_s1_w4_g4", **sizes) == expected
-
-
-def test_tiles_of_two_kv_groups_come_even() -> None:
-    """16 batches of 38 heads over 19, head_dim 32: 72 µs on an H200 with a CTA each, 59 with two.
-
-    What is chosen is three, which was not timed.
-    """
-    sizes = {"batch": 16, "num_heads_q": 38, "num_heads_kv": 19, "seqlen_k": 5795, "head_dim": 32}
-    assert splits_of("d64_m16n32_s1_w2_g2", **sizes) > 1
-
-
-def test_tiles_that_are_a_few_more_than_run_at_once_are_split() -> None:
-    """352 tiles of head_dim 40 next to 16K keys took 288 µs on an H200 with a CTA each, 234 with three."""
-    sizes = {"batch": 8, "num_heads_q": 44, "num_heads_kv": 44, "seqlen_k": 16384, "head_dim": 40}
-    assert splits_of("d64_m16n64_s1_w4_g4", **sizes) > 1
-    assert splits_of("d64_m16n64_s1_w4_g4", **sizes | {"batch": 16}) == 1
 
 
 def test_prices_know_where_masks_are_read_one_by_one_and_where_they_are_copied() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,6 +168,34 @@ def test_constants_step_to_where_less_is_lost() -> None:
     finally:
         head_start.set(before)
     assert of_cheap > of_dear
+
+
+def test_times_count_with_the_number_of_splits_that_kernels_have_today(tmp_path: Path) -> None:
+    chunks, plain = (
+        KERNELS[f"fmha_fwd_sm89_d64_{tile}_f16{kind}"]
+        for tile, kind in (("m16n64_s1_w4_g4", "_general_split"), ("m32n32_s1_w4_g2", ""))
+    )
+    sizes = [1, 8, 8, 1, 65536, 64, False]
+    problem = corrections.problem_of_splits(sizes)
+    number = estimate(chunks, problem, corrections.DEVICE).num_splits
+    assert number > 1
+    row = {
+        "sizes": sizes,
+        "times_us": {
+            "whole": 90.0,
+            f"{chunks.name} {number}": 40.0,
+            f"{chunks.name} 1": 80.0,
+            "torch_flash": 50.0,
+        },
+        "kernels": {"whole": plain.name},
+        "num_splits": {"whole": 0},
+    }
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    (folder / "2026-11-29-h200-f16-decode.json").write_text(json.dumps({"rows": [row]}))
+    [one] = corrections.read(tmp_path)
+    assert one.problem == problem
+    assert dict(zip(one.kernels, one.times, strict=True)) == {chunks: 40.0, plain: 90.0}
 
 
 def timed(slow: KernelInfo, fast: KernelInfo, heads: int) -> corrections.Timed:

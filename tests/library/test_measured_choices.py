@@ -136,31 +136,34 @@ def test_the_journals_of_tune_are_ranked_as_well_as_ever(day: str, regret: float
     ("run", "samples", "mean", "worst"),
     [
         ("2026-11-24-h200-f16-random", 51, 1.001, 1.03),
-        ("2026-11-25-h200-f16-random", 14, 1.016, 1.23),
+        ("2026-11-25-h200-f16-random", 14, 1.001, 1.02),
         ("2026-11-25-h100-f16-random-second", 49, 1.002, 1.04),
-        ("2026-11-26-h100-f16-random-third", 42, 1.012, 1.21),
-        ("2026-11-27-h200-f16-random", 176, 1.004, 1.08),
-        ("2026-11-27-h200-f16-random-second", 99, 1.005, 1.08),
+        ("2026-11-26-h100-f16-random-third", 42, 1.016, 1.21),
+        ("2026-11-27-h200-f16-random", 175, 1.005, 1.10),
+        ("2026-11-27-h200-f16-random-second", 98, 1.005, 1.08),
         ("2026-11-27-h200-f16-random-sixth", 139, 1.006, 1.17),
-        ("2026-11-27-h200-f16-random-seventh", 144, 1.006, 1.14),
-        ("2026-11-27-h200-f16-random-eighth", 132, 1.009, 1.18),
-        ("2026-11-28-h200-f16-random", 135, 1.005, 1.09),
+        ("2026-11-27-h200-f16-random-seventh", 141, 1.007, 1.14),
+        ("2026-11-27-h200-f16-random-eighth", 132, 1.010, 1.18),
+        ("2026-11-28-h200-f16-random", 135, 1.006, 1.19),
         ("2026-11-28-h200-f16-random-second", 120, 1.004, 1.16),
-        ("2026-11-28-h200-f16-random-third", 132, 1.005, 1.08),
-        ("2026-11-28-h200-f16-random-fourth", 120, 1.004, 1.19),
-        ("2026-11-28-h200-f16-random-fifth", 136, 1.007, 1.20),
-        ("2026-11-28-h200-f16-random-sixth", 138, 1.005, 1.13),
-        ("2026-11-28-h200-f16-random-seventh", 75, 1.007, 1.16),
+        ("2026-11-28-h200-f16-random-third", 132, 1.006, 1.08),
+        ("2026-11-28-h200-f16-random-fourth", 120, 1.005, 1.19),
+        ("2026-11-28-h200-f16-random-fifth", 136, 1.009, 1.20),
+        ("2026-11-28-h200-f16-random-sixth", 138, 1.004, 1.13),
+        ("2026-11-28-h200-f16-random-seventh", 74, 1.008, 1.20),
         ("2026-11-29-h200-f16-random", 133, 1.008, 1.32),
         ("2026-11-29-h200-f16-random-second", 129, 1.008, 1.09),
-        ("2026-11-29-h200-bf16-random", 68, 1.011, 1.18),
-        ("2026-11-29-h200-f16-random-third", 117, 1.007, 1.17),
-        ("2026-11-29-h200-f16-random-fourth", 144, 1.011, 1.24),
-        ("2026-11-29-h200-bf16-random-second", 149, 1.010, 1.15),
-        ("tuning/2026-11-28-h200-random-samples-version-11", 462, 1.007, 1.37),
-        ("tuning/2026-11-28-h200-random-samples-fifth", 618, 1.006, 1.26),
+        ("2026-11-29-h200-bf16-random", 68, 1.012, 1.18),
+        ("2026-11-29-h200-f16-random-third", 117, 1.005, 1.17),
+        ("2026-11-29-h200-f16-random-fourth", 144, 1.009, 1.14),
+        ("2026-11-29-h200-bf16-random-second", 149, 1.009, 1.14),
+        ("2026-11-29-h200-f16-random-fifth", 136, 1.007, 1.14),
+        ("2026-11-29-h200-f16-random-sixth", 125, 1.009, 1.18),
+        ("2026-11-29-h200-f16-random-seventh", 130, 1.004, 1.09),
+        ("tuning/2026-11-28-h200-random-samples-version-11", 459, 1.007, 1.37),
+        ("tuning/2026-11-28-h200-random-samples-fifth", 617, 1.006, 1.26),
         ("tuning/2026-11-28-h200-random-samples-sixth", 512, 1.006, 1.25),
-        ("tuning/2026-11-29-h200-random-samples", 556, 1.007, 1.22),
+        ("tuning/2026-11-29-h200-random-samples", 555, 1.007, 1.22),
         ("tuning/2026-11-29-h200-random-samples-second", 453, 1.007, 1.30),
     ],
 )
@@ -190,8 +193,8 @@ def test_little_is_lost_where_kernels_for_sm_89_compete_alone() -> None:
     ("run", "count", "mean", "worst"),
     [
         ("2026-11-27-h200-f16", 52, 1.005, 1.08),
-        ("2026-11-28-h200-f16-decode", 85, 1.005, 1.06),
-        ("2026-11-29-h200-f16-decode-many-tiles", 15, 1.035, 1.26),
+        ("2026-11-28-h200-f16-decode", 85, 1.008, 1.13),
+        ("2026-11-29-h200-f16-decode-uneven", 36, 1.02, 1.12),
     ],
 )
 def test_little_is_lost_at_problems_with_few_tiles(run: str, count: int, mean: float, worst: float) -> None:
@@ -202,15 +205,8 @@ def test_little_is_lost_at_problems_with_few_tiles(run: str, count: int, mean: f
     kernels = {kernel.name: kernel for kernel in kernel_rows.release()}
     regrets = []
     for row in rows:
-        *sizes, is_causal = row["sizes"]
-        problem = problem_of(tuple(sizes), causal=Causal.BOTTOM_RIGHT if is_causal else None)
-        times: dict[tuple[str, int], float] = {}
-        for contestant, us in row["times_us"].items():
-            name, _, number = contestant.partition(" ")
-            if contestant in row["kernels"]:
-                times[row["kernels"][contestant], row["num_splits"][contestant]] = us
-            elif name in kernels:
-                times[name, int(number)] = us
+        problem = corrections.problem_of_splits(row["sizes"])
+        times = corrections.times_of_splits(row)
         costs = {name: estimate(kernels[name], problem, predictions.H200.device) for name, _ in times}
         chosen = min(costs, key=lambda name: costs[name].cycles)
         near = min(
@@ -372,7 +368,7 @@ def test_little_is_lost_where_queries_or_keys_are_few() -> None:
         nearest = min(times[chosen.name], key=lambda count: abs(count - cost.num_splits))
         best = min(min(by_splits.values()) for by_splits in times.values())
         regrets[str(row["problem"])] = times[chosen.name][nearest] / best
-    assert len(regrets) == 7
+    assert len(regrets) == 6
     assert statistics.geometric_mean(regrets.values()) < 1.045
     assert max(regrets.values()) < 1.32, max(regrets, key=regrets.__getitem__)
 

@@ -283,14 +283,14 @@ def test_keys_that_no_row_sees_are_not_read(limits: dict[str, Any], seen: int) -
 
 
 def test_what_the_l2_cache_cannot_hold_takes_the_drams_time() -> None:
-    """A bound for every kernel alike: it changes times, never a ranking."""
+    """Of all kernels; prices of the SMs are a little higher where that is nearly as long."""
     card = dataclasses.replace(H200, l2_bytes=50 * 2**20, dram_gbps=4800.0)
     row = kernel(16, 64, 4, kv_groups=4)
     small, large = problem(1, 64, 4096), problem(32, 1, 16384)
     assert small.bytes < card.l2_bytes < large.bytes
     for task in small, large:
         found, blind = estimate(row, task, card), estimate(row, task, H200)
-        assert found.cycles == blind.cycles
+        assert (found.cycles > blind.cycles) == (task is large)
         assert (found.microseconds > blind.microseconds) == (task is large)
     assert found.dram_us == pytest.approx(large.bytes / 4464e3)
     assert found.microseconds == pytest.approx(found.dram_us + 1500 / 1750)

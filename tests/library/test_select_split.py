@@ -129,12 +129,17 @@ def test_problems_that_fill_the_card_are_not_split(suite: str, card: DeviceInfo)
 @cards
 def test_general_kernels_stay_behind_plain_ones_without_a_gain(card: DeviceInfo) -> None:
     """Even where the model holds a split kernel to be faster, with one split and nothing to pack. Those that
-    leave rows out have a gain.
+    leave rows out have a gain, and those whose tile is no taller than the least plain one for few rows.
     """
     for task in (problem(64, 8, 8, 1, 64, 64), problem(1, 8, 8, 512, 512, 64), problem(9, 8, 8, 16, 512)):
         found = ranking(library(Target.HOST), task, Family.FMHA_FWD, card)
+        least = min(kernel.block_m for kernel, _ in found if not kernel.is_general)
         gains = [
-            not kernel.is_general or cost.num_splits > 1 or cost.leaves_rows_out for kernel, cost in found
+            not kernel.is_general
+            or cost.num_splits > 1
+            or cost.leaves_rows_out
+            or (kernel.packs_heads and task.seqlen_q <= kernel.block_m <= least)
+            for kernel, cost in found
         ]
         assert gains == sorted(gains, reverse=True)
         assert set(gains) == {True, False}
@@ -189,7 +194,9 @@ def test_one_row_of_many_heads_takes_the_least_tile(card: DeviceInfo) -> None:
     assert kernel.block_m == 16
     assert num_splits <= 1
     assert not first(problem(32, 8, 8, 64, 4096, 256), card)[0].is_split
-    assert not first(problem(32, 16, 16, 1, 4096, 64), card)[0].is_split  # there is a plain tile of 16 rows
+    assert (
+        first(problem(32, 16, 16, 1, 4096, 64), card)[0].block_m == 16
+    )  # of a plain kernel or of one that packs
 
 
 @cards

@@ -20,17 +20,19 @@ costs once, the first CTA of an SM pays, and those that begin beside it wait for
 of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in
 part under its neighbours' rounds. A causal kernel ends with its longest CTA, beside shorter ones on its SM.
 Split kernels pack the query heads of a key head into their tiles, and when several CTAs share a tile, their
-parts have to be merged (splits.py). Lengths are unknown here: sequences count as full. The constants were
-fitted to measurements on an H200 (2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4
-groups: 4.8 to 10.4 µs) and at up to eight times the batch; tests/library/test_select.py lists some and holds
-the model within 20 %. Pieces and later ends come from random problems and `tune` on the same card
-(tests/library/test_measured_choices.py), what splitting costs from decoding there (1 to 16 queries, 2048 to
-8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361 random problems there with all kernels worth
-trying, the samples of eight runs and the journals of `tune` were fitted together (2026-11-26), what comes
-before the first loads of split kernels to 400 more since that takes less (2026-11-27), and all constants in
-the end to what choices lost at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28). What a CTA costs
-once follows 462 more with kernels that find O's addresses once (docs/tuning-log/version-11.md). What counts
-is the ranking: other cards enter only through their rates.
+parts have to be merged (splits.py). Where the DRAM takes nearly as long as the SMs, a kernel takes longer
+than either (model.py), and the last CTAs of tiles with KV groups share SMs as the first do. Lengths are
+unknown here: sequences count as full. The constants were fitted to measurements on an H200 (2026-11): D=64
+kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times
+the batch; tests/library/test_select.py lists some and holds the model within 20 %. Pieces and later ends come
+from random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting
+costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361
+random problems there with all kernels worth trying, the samples of eight runs and the journals of `tune` were
+fitted together (2026-11-26), what comes before the first loads of split kernels to 400 more since that takes
+less (2026-11-27), and all constants in the end to what choices lost at 4,501 problems
+(docs/tuning-log/corrections.md, 2026-11-28). What a CTA costs once follows 462 more with kernels that find
+O's addresses once (docs/tuning-log/version-11.md). What counts is the ranking: other cards enter only through
+their rates.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from .model import (
     OVERLAP_LOSS,
     SMEM_BYTES_PER_CLOCK,
     Model,
+    beside_dram,
     ceil_div,
     overlapping,
 )
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
 ENDS_CYCLES = 2390  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 412
 # On top of that, where a mask is loaded: 354 random problems and the suite `masks` (2026-11-29).
-_MASK_LATENCY = {MaskType.BOOL: 430, MaskType.F16: 430, MaskType.BF16: 430, MaskType.F32: 860}
+_MASK_LATENCY = {MaskType.BOOL: 430, MaskType.F16: 860, MaskType.BF16: 860, MaskType.F32: 860}
 _UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.713  # of that rate, where a row is no whole number of pieces
@@ -97,8 +100,9 @@ _MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.08, MaskType.F16: 4.13, MaskType.BF16: 4
 _MASK_RUN_UNDER_DROPOUT = 2  # neighbouring keys of a thread; without: RUNS of mask_reads.py
 # Of a mask that is read one by one, on top of that.
 _UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.15, MaskType.F16: 10.8, MaskType.BF16: 10.8, MaskType.F32: 10}
-# Of the DRAM, what split kernels without KV groups get: each CTA has one tile of K or V under way.
-_DRAM_SHARE_OF_ONE_GROUP, _DRAM_SHARE_OF_NARROW_ROWS = 0.908, 0.671  # below head_dim 64
+# From the DRAM into an SM, of kernels without KV groups: each of their CTAs has one tile of K or V under way.
+_DRAM_BYTES_PER_CLOCK = 17.55
+_NARROW_DRAM_BYTES_PER_CLOCK = 12.97  # of split ones below head_dim 64
 _READ_AGAIN = 1.52  # times from the DRAM, where tiles with KV groups share K and V: one is behind the other
 
 
@@ -185,12 +189,12 @@ class FmhaFwd(Model):
         self._slowdown = _GENERAL_SLOWDOWN if kernel.is_general else 1.0
         if problem.mask is not None and kernel.warps == 2 and kernel.kv_groups == 1 and not kernel.is_split:
             self._slowdown *= _MASK_LOSS_OF_TWO_WARPS
-        self._has_few_loads = kernel.is_split and kernel.kv_groups == 1
-        if self._has_few_loads:
+        self._dram_rate = _DRAM_BYTES_PER_CLOCK if kernel.kv_groups == 1 else None
+        if kernel.is_split and kernel.kv_groups == 1:
             self._slowdown *= _LOST_TIE
-            is_narrow = kernel.head_dim < 64
-            self._dram_share = _DRAM_SHARE_OF_NARROW_ROWS if is_narrow else _DRAM_SHARE_OF_ONE_GROUP
-        self._key_bytes = 2 * (problem.head_dim + problem.head_dim_v)
+            if kernel.head_dim < 64:
+                self._dram_rate = _NARROW_DRAM_BYTES_PER_CLOCK
+        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of K and V, or of Q and O
         self._padding = _PADDED_SLOWDOWN if is_padded else 1.0
         self._factors = factors(kernel, problem, device)
         self.splits = Splits(kernel, device.sms, self._resident, self._round, self._later_ends)
@@ -203,14 +207,18 @@ class FmhaFwd(Model):
         keys_a_round = block_n * self._kv_groups
         limited_rows = rows_of_tiles(problem, block_m, heads) if self._is_limited else None
         used = block_m if block_m < rows else rows
-        num_splits, meeting, packing, dram = 0, 0.0, 0.0, 0.0
+        num_splits, meeting, packing = 0, 0.0, 0.0
+        row_bytes = self._row_bytes * problem.batch
+        moved = row_bytes * (problem.num_heads_q * problem.seqlen_q + problem.num_heads_kv * problem.seqlen_k)
+        is_cached, dram = moved <= self.cached_bytes, 0.0
+        if not is_cached:
+            kv_bytes = row_bytes * problem.num_heads_kv * problem.seen_keys
+            dram = self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3
+        shares_keys = rows > block_m or (not self._is_split and problem.num_heads_q > problem.num_heads_kv)
         if self._is_split:
             packing = self._row_cycles * used
             num_splits = 1
-            kv_bytes = self._key_bytes * problem.seqlen_k * problem.batch * problem.num_heads_kv
-            if kv_bytes > self.device.l2_bytes:
-                dram = self.device.dram_us(kv_bytes) * CLOCK_GHZ * 1e3
-            read = dram if rows <= block_m else 0.0  # where no tiles share K and V
+            read = 0.0 if shares_keys else dram
             if ctas <= (self.splits.most_tiles if read else self.splits.most_cached_tiles):
                 blocks = limited_rows.rounds(0, block_n) if limited_rows else -(-problem.seqlen_k // block_n)
                 num_splits, meeting = self.splits.choose(ctas, blocks, used, read)
@@ -234,18 +242,21 @@ class FmhaFwd(Model):
         beside = (resident - 1) * used * self._beside
         cycles = ends + beside + full * (rounds + once[resident]) + (full - 1) * later_ends
         if rest:
-            cycles += mean_rounds * round_cycles[rest] + once[rest] + later_ends
+            together = rest
+            if dram and self._kv_groups > 1 and not shares_keys:  # the last ones come where others end
+                together = min(resident, ctas - full * resident * self._sms)
+            cycles += mean_rounds * round_cycles[together] + once[rest] + later_ends
         cycles = max(cycles, ends + longest + once[resident])
         cycles *= self._slowdown * self._padding
         cycles += packing * share + meeting
-        if self._has_few_loads:
-            dram_us = self.device.dram_us(problem.bytes) / self._dram_share
-            cycles = max(cycles, dram_us * CLOCK_GHZ * 1e3)
-        elif rows > block_m:
+        if self._is_split and shares_keys and self._kv_groups > 1:
             cycles = max(cycles, _READ_AGAIN * dram)
         sizes = (tiles <= self._sms) + 2 * (problem.seqlen_k <= FEW_KEYS) + 4 * (2 * rows <= block_m)
         sizes += 8 * (problem.seqlen_k <= FEWEST_KEYS) + 16 * (problem.seqlen_k <= HARDLY_ANY_KEYS)
-        return self._factors[sizes] * (LAUNCH_CYCLES + cycles), num_splits
+        cycles = LAUNCH_CYCLES + cycles
+        if not is_cached:
+            cycles = beside_dram(cycles, self.dram_cycles(problem, self._dram_rate))
+        return self._factors[sizes] * cycles, num_splits
 
     def may_split(self, rows: int, heads: int) -> bool:
         most = self.splits.most_tiles if rows <= self._block_m else self.splits.most_cached_tiles

@@ -37,7 +37,7 @@ from ...problem import MASK_ALIGNMENT, MaskType, Problem
 from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
 from .corrections import FEW_KEYS, FEWEST_KEYS, HARDLY_ANY_KEYS, factors
-from .model import CLOCK_GHZ, KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, ceil_div
+from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, beside_dram, ceil_div
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
@@ -113,7 +113,7 @@ _SPLIT_LOSS = {2: 1.01, 3: 1.0}
 _FULL_CARD_LOSS_OF_SPLITS = 0.0511
 _MEETING_CYCLES = 4080
 _PART_BYTES_PER_CLOCK = 4.57
-_DRAM_SHARE_OF_SPLITS = 0.928
+_DRAM_BYTES_PER_CLOCK = 17.93  # into an SM
 
 
 class FmhaFwdSm90(Model):
@@ -189,6 +189,7 @@ class FmhaFwdSm90(Model):
         self._row_cycles = 2 * (problem.head_dim + problem.head_dim_v) / rates[columns]  # of Q and O
         # There is a split kernel for each multiple of 64 columns, in the longest pieces; others have more.
         self._is_narrow = kernel.head_dim <= ceil_div(max(problem.head_dim, problem.head_dim_v), 64) * 64
+        self._row_bytes = 2 * (problem.head_dim + problem.head_dim_v)  # of K and V, or of Q and O
         self._factors = factors(kernel, problem, device)
         self.rows_of_a_price = _ROWS_OF_A_PRICE
         self.keys_of_a_price = KEYS_OF_A_PRICE
@@ -244,6 +245,9 @@ class FmhaFwdSm90(Model):
             dealt = max(dealt, (full + 1) * last + full * between)
         cost = LAUNCH_CYCLES + self._first + crossing + max(dealt, longest)
         cost *= self._pair_factor(problem)
+        moved = problem.num_heads_q * problem.seqlen_q + problem.num_heads_kv * problem.seqlen_k  # rows
+        if self._row_bytes * problem.batch * moved > self.cached_bytes:
+            cost = beside_dram(cost, self.dram_cycles(problem, _DRAM_BYTES_PER_CLOCK))
         num_splits = int(kernel.is_split)
         if kernel.is_split and self._is_narrow:
             cost, num_splits = min((cost, 1), self._cost_of_splits(problem))
@@ -266,11 +270,7 @@ class FmhaFwdSm90(Model):
         used = min(priced_rows, kernel.block_m)
         idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS
         working = 1 - _IDLE_SAVES[False] * idle / ceil_div(priced_rows, kernel.block_m)
-        kv_bytes = 2 * (problem.head_dim + problem.head_dim_v) * problem.seqlen_k
-        kv_bytes *= problem.batch * problem.num_heads_kv
-        dram = 0.0
-        if kv_bytes > self.device.l2_bytes:
-            dram = self.device.dram_us(kv_bytes) / _DRAM_SHARE_OF_SPLITS * CLOCK_GHZ * 1e3
+        dram = self.dram_cycles(problem, _DRAM_BYTES_PER_CLOCK)
         split_block = working * self._block * _SPLIT_LOSS[kernel.block_m // _WARPGROUP_ROWS]
         best, least = 1, math.inf
         for waves in range(1, MOST_WAVES + 1):

@@ -7,6 +7,7 @@ compete, whatever their family: the cycles are those of one clock, CLOCK_GHZ.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ OVERLAP_LOSS = (
     0.389  # share of the less busy units' time that is not hidden: a fit on an H200, see fmha_fwd.py
 )
 
+_NEARNESS = 8  # 130 decoding problems with many numbers of splits, and 1256 random ones (H200, 2026-11-29)
+
 
 def microseconds(cycles: float, dram_us: float, clock_ghz: float) -> float:
     """What a kernel takes at a clock: `cycles` of the SMs, or a launch and the time of the DRAM."""
@@ -38,6 +41,13 @@ def overlapping(units: Sequence[float], loss: float = OVERLAP_LOSS) -> float:
     """Cycles of units that work side by side: the busiest one's, and of the others the share `loss`."""
     busiest = max(units)
     return busiest + loss * (sum(units) - busiest)
+
+
+def beside_dram(cycles: float, dram: float) -> float:
+    """Cycles of SMs that take `cycles` and of a DRAM that takes `dram`: a little more than either where these
+    are near.
+    """
+    return cycles if not dram else (cycles**_NEARNESS + dram**_NEARNESS) ** (1 / _NEARNESS)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -71,6 +81,8 @@ class Model(ABC):
     def __init__(self, kernel: KernelInfo, device: DeviceInfo) -> None:
         self.kernel = kernel
         self.device = device
+        self.cached_bytes = device.l2_bytes if device.dram_gbps else math.inf
+        """Inputs and outputs that cross no DRAM, or none whose rate is known."""
         self.keys_of_a_price = 1
         """Problems that differ in seqlen_k alone cost the same where it rounds up to the same multiple of
         this: without a causal mask, with one offset, and where each row sees every key."""
@@ -81,6 +93,15 @@ class Model(ABC):
     @abstractmethod
     def cost(self, problem: Problem) -> tuple[float, int]:
         """Cycles, and the CTAs that should share the keys of a tile: 0 for kernels that cannot."""
+
+    def dram_cycles(self, problem: Problem, bytes_per_clock: float | None = None) -> float:
+        """In which its inputs and output cross the DRAM, at most `bytes_per_clock` of them to an SM; 0 where
+        the L2 cache holds them.
+        """
+        cycles = self.device.dram_us(problem.bytes) * CLOCK_GHZ * 1e3
+        if not cycles or bytes_per_clock is None:
+            return cycles
+        return max(cycles, problem.bytes / (bytes_per_clock * self.device.sms))
 
     def may_split(self, rows: int, heads: int) -> bool:
         """False where `cost` answers that no CTAs share a tile: asked first, for it takes less time.

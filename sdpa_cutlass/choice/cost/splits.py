@@ -3,7 +3,7 @@
 The CTA of a tile that arrives last merges them, or where they are large a second launch
 (templates/include/sdpa/fmha_fwd/split.cuh). Tiles with KV groups are for few rows and bound by memory, so one
 CTA keeps an SM busy. Others may come in several waves, which come out even where one would leave SMs idle. So
-may tiles with KV groups whose keys come from the DRAM, where there are more than half as many as SMs.
+may tiles with KV groups whose keys come from the DRAM, where there are more than a third as many as SMs.
 Fitted to decoding and random problems on an H200 and to those of
 benchmarks/results/tuning/2026-11-26-h100-second-launch.json and benchmarks/results/splits.
 """
@@ -71,8 +71,8 @@ class Splits:
         self._at_once = sms * self._resident
         self._most = self._at_once * waves
         self._may_come_even = kernel.kv_groups > 1
-        most = MOST_EVEN_WAVES * sms * resident // 2 if self._may_come_even else self._most // 2
-        self.most_tiles = min(most, MAX_SPLIT_TILES)
+        most = MOST_EVEN_WAVES * sms * resident if self._may_come_even else self._most
+        self.most_tiles = min(most // 2, MAX_SPLIT_TILES)
         """Tiles that may be split."""
         self.most_cached_tiles = min(self._most // 2, MAX_SPLIT_TILES)
         """The same where their keys lie in the L2 cache."""
@@ -87,7 +87,7 @@ class Splits:
         more than `most_tiles`, and than `most_cached_tiles` there.
         """
         groups, sms = self._groups, self._sms
-        if self._may_come_even and 2 * tiles > sms:
+        if self._may_come_even and (3 if dram else 2) * tiles > sms:
             return self._choose_even(tiles, blocks, rows, dram)
         most = min(self._most // tiles, blocks // groups, _MAX_SPLITS)
         best, least, meeting = 1, self.rounds(tiles, 1, blocks), 0.0
