@@ -64,9 +64,8 @@ def readable_rule(problem: Problem, family: Family, device: DeviceInfo) -> list[
         and not legal.mismatches(row, problem)
     ]
     tallest_first = sorted((row for row, _ in found if not row.is_general), key=lambda row: -row.block_m)
-    plain = {
-        row.family: row.block_m for row in tallest_first
-    }  # the most rows of a split kernel that competes
+    # The most rows of a split kernel's tile that competes with plain ones: those of the smallest of these.
+    plain = {row.family: row.block_m for row in tallest_first}
     found.sort(key=lambda pair: select.order(pair[0], pair[1], problem, plain))
     return [(row.name, cost.num_splits) for row, cost in found]
 

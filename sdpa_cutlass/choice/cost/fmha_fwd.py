@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 ENDS_CYCLES = 2390  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 412
-# On top of that, where a mask is loaded: 354 random problems and the suite `masks` (2026-11-29).
+# On top of that, where a mask is loaded: 404 random problems and the suite `masks` (2026-11-29).
 _MASK_LATENCY = {MaskType.BOOL: 430, MaskType.F16: 860, MaskType.BF16: 860, MaskType.F32: 860}
 _UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
@@ -209,6 +209,7 @@ class FmhaFwd(Model):
         used = block_m if block_m < rows else rows
         num_splits, meeting, packing = 0, 0.0, 0.0
         row_bytes = self._row_bytes * problem.batch
+        # At most, and without a call: most sizes are small. `Problem.bytes` counts the keys that are seen.
         moved = row_bytes * (problem.num_heads_q * problem.seqlen_q + problem.num_heads_kv * problem.seqlen_k)
         is_cached, dram = moved <= self.cached_bytes, 0.0
         if not is_cached:

@@ -98,10 +98,11 @@ class Model(ABC):
         """In which its inputs and output cross the DRAM, at most `bytes_per_clock` of them to an SM; 0 where
         the L2 cache holds them.
         """
-        cycles = self.device.dram_us(problem.bytes) * CLOCK_GHZ * 1e3
+        moved = problem.bytes
+        cycles = self.device.dram_us(moved) * CLOCK_GHZ * 1e3
         if not cycles or bytes_per_clock is None:
             return cycles
-        return max(cycles, problem.bytes / (bytes_per_clock * self.device.sms))
+        return max(cycles, moved / (bytes_per_clock * self.device.sms))
 
     def may_split(self, rows: int, heads: int) -> bool:
         """False where `cost` answers that no CTAs share a tile: asked first, for it takes less time.
