@@ -26,9 +26,13 @@ MODULES = (ctas, fmha_fwd, fmha_fwd_sm90, splits)
 # What data sheets, kernels or launches say.
 KNOWN = frozenset(
     {
+        "FEW_KEYS",
+        "FEWEST_KEYS",
+        "HARDLY_ANY_KEYS",
         "MAX_SPLIT_TILES",
         "MERGED_BY_LAST_CTA",
         "MOST_WAVES",
+        "REGISTERS",
         "RUNS",
         "_REGISTERS_PER_SM",
         "_MAX_REGISTERS",

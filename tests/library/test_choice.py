@@ -92,7 +92,7 @@ def test_a_ranking_is_the_readable_rule(family: Family, card: DeviceInfo) -> Non
 def test_larger_kernels_of_the_same_tile_are_priced_when_they_may_win() -> None:
     """Few are outclassed at head_dim 72: the kernels for 80 load rows in shorter pieces than those for 96."""
     problem = Problem(
-        dtype=DType.F16, batch=1, num_heads_q=1, num_heads_kv=1, seqlen_q=64, seqlen_k=128, head_dim=72,
+        dtype=DType.F16, batch=1, num_heads_q=32, num_heads_kv=32, seqlen_q=128, seqlen_k=128, head_dim=72,
         mask=MaskType.F16,
     )  # fmt: skip
     offer = select.offer(library(Target.HOST), problem, Family.FMHA_FWD, HOST)

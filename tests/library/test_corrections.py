@@ -150,6 +150,15 @@ def test_slopes_are_those_of_the_constant_that_a_price_knows() -> None:
     assert slowdown.value == before
 
 
+def test_every_constant_may_be_a_little_larger() -> None:
+    """Numbers of registers, and of keys up to which factors hold, are no constants of a fit."""
+    split = KERNELS["fmha_fwd_sm89_d64_m16n32_s1_w2_g2_f16_general_split"]  # whose registers are listed
+    hopper = KERNELS["fmha_fwd_sm90_d64_m128n128_s3_w12_f16"]
+    for constant in constants.constants():
+        constants.slopes([timed(split, hopper, heads=40)], constant)
+    assert not {"REGISTERS", "FEW_KEYS"} & {constant.name for constant in constants.constants()}
+
+
 def test_constants_step_to_where_less_is_lost() -> None:
     """Where KV groups are ahead by less, the kernel that seemed dearer, and is faster, is the cheaper one."""
     cheap = KERNELS["fmha_fwd_sm89_d64_m32n32_s1_w4_g2_f16"]

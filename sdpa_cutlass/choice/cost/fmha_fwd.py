@@ -14,22 +14,22 @@ The busiest unit is never hidden and the others overlap in part; where ex2 alone
 products (head_dim 32 on an H200), the softmax's other instructions overlap with it as well. With one warp per
 scheduler nothing hides latency, so a round cannot be shorter than one warp's own chain. General kernels take
 longer than their plain twins; masks and dropout add instructions to every score, causal masks to those of the
-blocks on the diagonal; a warp waits for the loads of a dense mask in every round but the first; kernels
-compute on their own head_dim, however much of it is used, and longer where columns are missing. What a kernel
-costs once, the first CTA of an SM pays, and those that begin beside it wait for each other's loads. In grids
-of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile is and are hidden in
-part under its neighbours' rounds. A causal kernel ends with its longest CTA, beside shorter ones on its SM.
-Split kernels pack the query heads of a key head into their tiles, and when several CTAs share a tile, their
-parts have to be merged (splits.py). Where the DRAM takes nearly as long as the SMs, a kernel takes longer
-than either (model.py), and the last CTAs of tiles with KV groups share SMs as the first do. Lengths are
-unknown here: sequences count as full. The constants were fitted to measurements on an H200 (2026-11): D=64
-kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up to eight times
-the batch; tests/library/test_select.py lists some and holds the model within 20 %. Pieces and later ends come
-from random problems and `tune` on the same card (tests/library/test_measured_choices.py), what splitting
-costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V). All of these, 1361
-random problems there with all kernels worth trying, the samples of eight runs and the journals of `tune` were
-fitted together (2026-11-26), what comes before the first loads of split kernels to 400 more since that takes
-less (2026-11-27), and all constants in the end to what choices lost at 4,501 problems
+blocks on the diagonal; a warp waits for the loads of a dense mask in every round, longer where they come from
+the DRAM; kernels compute on their own head_dim, however much of it is used, and longer where columns are
+missing. What a kernel costs once, the first CTA of an SM pays, and those that begin beside it wait for each
+other's loads. In grids of several waves, the ends of a later CTA (Q in, O out) cost more the taller its tile
+is and are hidden in part under its neighbours' rounds. A causal kernel ends with its longest CTA, beside
+shorter ones on its SM. Split kernels pack the query heads of a key head into their tiles, and when several
+CTAs share a tile, their parts have to be merged (splits.py). Where the DRAM takes nearly as long as the SMs,
+a kernel takes longer than either (model.py), and the last CTAs of tiles with KV groups share SMs as the first
+do. Lengths are unknown here: sequences count as full. The constants were fitted to measurements on an H200
+(2026-11): D=64 kernels at B=1 H=8 S=512 (tiles 16x64 to 128x64 with 1 to 4 groups: 4.8 to 10.4 µs) and at up
+to eight times the batch; tests/library/test_select.py lists some and holds the model within 20 %. Pieces and
+later ends come from random problems and `tune` on the same card (tests/library/test_measured_choices.py),
+what splitting costs from decoding there (1 to 16 queries, 2048 to 8192 keys, 2.8 to 4.4 TB/s of K and V). All
+of these, 1361 random problems there with all kernels worth trying, the samples of eight runs and the journals
+of `tune` were fitted together (2026-11-26), what comes before the first loads of split kernels to 400 more
+since that takes less (2026-11-27), and all constants in the end to what choices lost at 4,501 problems
 (docs/tuning-log/corrections.md, 2026-11-28). What a CTA costs once follows 462 more with kernels that find
 O's addresses once (docs/tuning-log/version-11.md). What counts is the ranking: other cards enter only through
 their rates.
@@ -37,6 +37,7 @@ their rates.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ from .model import (
     Model,
     beside_dram,
     ceil_div,
+    mask_stays_in_l2,
     overlapping,
 )
 from .splits import Splits
@@ -66,9 +68,13 @@ if TYPE_CHECKING:
 
 ENDS_CYCLES = 2390  # of a first CTA: first loads, last stores
 _ROUND_LATENCY = 412
-# On top of that, where a mask is loaded: 404 random problems and the suite `masks` (2026-11-29).
-_MASK_LATENCY = {MaskType.BOOL: 430, MaskType.F16: 860, MaskType.BF16: 860, MaskType.F32: 860}
-_UNALIGNED_MASK_LATENCY = 2510  # the same of one that is read one by one
+# On top of that for a mask that is loaded, of a block of 64 keys: it grows as their root. From 684 problems,
+# the fastest kernels of 404 timed twice (H200s and H100s, 2026-11-29).
+_MASK_LATENCY = {MaskType.BOOL: 300, MaskType.F16: 920, MaskType.BF16: 920, MaskType.F32: 920}
+_DRAM_MASK_LATENCY = 720  # more, where the mask does not stay in the L2 cache
+# The same of one that is read one by one, wherever it is.
+_UNALIGNED_MASK_LATENCY = {MaskType.BOOL: 2850, MaskType.F16: 4000, MaskType.BF16: 4000, MaskType.F32: 4000}
+_MASK_BYTES_PER_CLOCK = 44  # into an SM
 _COLUMN_BYTES_PER_CLOCK = 1.4  # of K and V into an SM, for each column of the pieces that rows are copied in
 _UNALIGNED_SHARE = 0.713  # of that rate, where a row is no whole number of pieces
 _BESIDE_SHARE = 0.529  # of it, where CTAs that begin together load Q: each waits for those before it
@@ -96,10 +102,10 @@ _LOST_TIE = 1.034  # by split kernels without KV groups
 _PADDED_SLOWDOWN = 1.03  # of a kernel for a larger head_dim: columns are predicated
 _MASK_LOSS_OF_TWO_WARPS = 1.03  # of tiles without KV groups: 159 random problems with masks (2026-11-26)
 _DROPOUT_ALU_PER_SCORE = 5.99  # 7 rounds of Philox for 16 scores, a comparison and a selection
-_MASK_ALU_PER_SCORE = {MaskType.BOOL: 3.08, MaskType.F16: 4.13, MaskType.BF16: 4.13, MaskType.F32: 3}
+_MASK_ALU_PER_SCORE = {MaskType.BOOL: 1.9, MaskType.F16: 5.8, MaskType.BF16: 5.8, MaskType.F32: 3.4}
 _MASK_RUN_UNDER_DROPOUT = 2  # neighbouring keys of a thread; without: RUNS of mask_reads.py
 # Of a mask that is read one by one, on top of that.
-_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.15, MaskType.F16: 10.8, MaskType.BF16: 10.8, MaskType.F32: 10}
+_UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.3, MaskType.F16: 11.9, MaskType.BF16: 11.9, MaskType.F32: 11.9}
 # From the DRAM into an SM, of kernels without KV groups: each of their CTAs has one tile of K or V under way.
 _DRAM_BYTES_PER_CLOCK = 17.55
 _NARROW_DRAM_BYTES_PER_CLOCK = 12.97  # of split ones below head_dim 64
@@ -117,7 +123,7 @@ class _Work:
     l2: float
     warps: int
 
-    def cycles(self, resident: int, latency: float = _ROUND_LATENCY) -> float:
+    def cycles(self, resident: int, latency: float) -> float:
         """Cycles of a round when `resident` CTAs share the SM and a warp waits for `latency` of them."""
         units, loss = (self.mma, self.ex2 + self.alu, self.smem), OVERLAP_LOSS
         if self.mma < self.ex2:
@@ -156,10 +162,7 @@ class FmhaFwd(Model):
         self.keys_of_a_price = KEYS_OF_A_PRICE
         self._resident = resident_ctas(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
-        self._latency = _ROUND_LATENCY
-        if problem.mask is not None:
-            is_read_at_once = _reads_runs(problem)
-            self._latency += _MASK_LATENCY[problem.mask] if is_read_at_once else _UNALIGNED_MASK_LATENCY
+        self._latency = _ROUND_LATENCY + _mask_latency(kernel, problem, device)
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
         elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps  # of O
@@ -172,11 +175,7 @@ class FmhaFwd(Model):
                 self._first += _SEEN_CYCLES
         else:
             self._first = _WARP_CYCLES * elements - _WARP_CYCLES_SAVED + _GENERAL_CYCLES * kernel.is_general
-        # The first loads of a mask lie under those of Q and K.
-        self._once = [
-            (masking + merge) * count + work.cycles(count) - round_cycles
-            for count, round_cycles in enumerate(self._round)
-        ]
+        self._once = [(masking + merge) * count for count in range(self._resident + 1)]
         packing = _PACKED_CYCLES * kernel.kv_groups / kernel.warps
         self._row_cycles = packing * problem.head_dim if kernel.is_split else 0.0
         # Q and O go in the pieces of K and V.
@@ -340,6 +339,20 @@ def _reads_runs(problem: Problem) -> bool:
     return problem.reads_mask_by(_MASK_RUN_UNDER_DROPOUT if problem.has_dropout else RUNS["fmha_fwd"])
 
 
+def _mask_latency(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> float:
+    """For which a warp waits in a round, where there is a mask."""
+    mask = problem.mask
+    if mask is None:
+        return 0.0
+    if not _reads_runs(problem):
+        latency = _UNALIGNED_MASK_LATENCY[mask]
+    elif mask_stays_in_l2(problem, device):
+        latency = _MASK_LATENCY[mask]
+    else:
+        latency = _MASK_LATENCY[mask] + _DRAM_MASK_LATENCY
+    return latency * math.sqrt(kernel.block_n / 64)
+
+
 def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
     scores = kernel.block_m * kernel.block_n * kernel.kv_groups
     kv_bytes = 4 * kernel.block_n * kernel.head_dim
@@ -358,6 +371,6 @@ def _work(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> _Work:
         ex2=scores / _EX2_PER_CLOCK,
         alu=scores * alu_per_score / _ALU_PER_CLOCK,
         smem=(kernel.warps * kv_bytes + q_reads) / SMEM_BYTES_PER_CLOCK,
-        l2=loads + mask_bytes / L2_BYTES_PER_CLOCK,
+        l2=loads + mask_bytes / _MASK_BYTES_PER_CLOCK,
         warps=kernel.warps,
     )

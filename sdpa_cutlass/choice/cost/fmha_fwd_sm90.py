@@ -37,7 +37,7 @@ from ...problem import MASK_ALIGNMENT, MaskType, Problem
 from ..mask_reads import RUNS
 from ..visible_keys import rows_of_tiles
 from .corrections import FEW_KEYS, FEWEST_KEYS, HARDLY_ANY_KEYS, factors
-from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, beside_dram, ceil_div
+from .model import KEYS_OF_A_PRICE, LAUNCH_CYCLES, Model, beside_dram, ceil_div, mask_stays_in_l2
 
 _WARPGROUP_ROWS = 64
 _ROWS_OF_A_PRICE = 16
@@ -87,7 +87,10 @@ _UNALIGNED_ALU_PER_SCORE = {MaskType.BOOL: 6.0, MaskType.F16: 9.91, MaskType.BF1
 _ONE_ROW_ALU_PER_SCORE = 1.5  # of a boolean mask with one row for all, as under padding
 _APART_ALU_PER_SCORE = 6.78
 _DROPOUT_ALU_PER_SCORE = 2.89
-_MASK_BLOCK_CYCLES = 319  # of a mask or dropout besides
+_DROPOUT_BLOCK_CYCLES = 319  # of a block besides
+# Of a block, for a mask and, on top of that, for one that comes from the DRAM in runs; the share that a full
+# card hides. Of a boolean mask from the DRAM it is taken to hide all, for such a mask may hide whole blocks.
+_MASK_WAIT, _DRAM_MASK_WAIT, _MASK_WAIT_HIDDEN = 560, 900, 0.57
 _ONE_ROW_BLOCK_CYCLES = 120  # of such a mask
 _L2_BYTES_PER_CLOCK = 37  # of an SM, where all ask
 _WINDOW_KEY_CYCLES = {2: 4.0, 3: 14.0}  # of a tile, for each key of a block: those at both ends are masked
@@ -140,20 +143,30 @@ class FmhaFwdSm90(Model):
             self._block *= _CAUSAL_LOSS
         scores = kernel.block_m * kernel.block_n  # of a block
         self._loads = 0.0  # of a block, in clocks
+        self._mask_wait = self._hidden_wait = 0.0  # of a block; what a full card hides of that
         if problem.mask is not None:
             is_padding = problem.mask is MaskType.BOOL and problem.mask_has_one_row
             alu = _ONE_ROW_ALU_PER_SCORE if is_padding else _MASK_ALU_PER_SCORE[problem.mask]
-            if not problem.reads_mask_by(RUNS[kernel.family.value]):
+            reads_runs = problem.reads_mask_by(RUNS[kernel.family.value])
+            if not reads_runs:
                 alu += _UNALIGNED_ALU_PER_SCORE[problem.mask]
             elif problem.mask.itemsize > 1 and problem.mask_alignment < MASK_ALIGNMENT:
                 alu += _APART_ALU_PER_SCORE
             self._block += scores * alu / _ALU_PER_CLOCK
-            self._block += _ONE_ROW_BLOCK_CYCLES if is_padding else _MASK_BLOCK_CYCLES
+            if is_padding:
+                self._block += _ONE_ROW_BLOCK_CYCLES
+            else:
+                self._mask_wait = _MASK_WAIT
+                self._hidden_wait = _MASK_WAIT_HIDDEN * _MASK_WAIT
+                if reads_runs and not mask_stays_in_l2(problem, device):
+                    self._mask_wait += _DRAM_MASK_WAIT
+                    share = _MASK_WAIT_HIDDEN if problem.mask.itemsize > 1 else 1.0
+                    self._hidden_wait += share * _DRAM_MASK_WAIT
             read = kernel.block_n if is_padding else scores
             loaded = read * problem.mask.itemsize + 4 * kernel.block_n * kernel.head_dim
             self._loads = loaded / _L2_BYTES_PER_CLOCK
         if problem.has_dropout:
-            self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _MASK_BLOCK_CYCLES
+            self._block += scores * _DROPOUT_ALU_PER_SCORE / _ALU_PER_CLOCK + _DROPOUT_BLOCK_CYCLES
         self._tile = float(_TILE_CYCLES[consumers] if self._ctas == 1 else _TILE_CYCLES_OF_TWO)
         self._tile += _WIDE_TILE_CYCLES * max(kernel.head_dim - 128, 0)
         has_short_tiles = consumers == 2 and self._ctas == 1 and kernel.head_dim <= 128
@@ -215,7 +228,8 @@ class FmhaFwdSm90(Model):
             idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS  # consumers of a head's last tile
             working -= _IDLE_SAVES[takes_turns] * idle * heads / tiles
         alone = self._alone if tiles <= sms else 1.0
-        block = max(working * alone * self._block * (1 + self._full_card_loss * load), self._loads * load)
+        computing = self._block + self._mask_wait - self._hidden_wait * load
+        block = max(working * alone * computing * (1 + self._full_card_loss * load), self._loads * load)
         crossing = self._row_cycles * used * load
         rows = rows_of_tiles(problem, kernel.block_m, 1)
         tile = longest = blocks * block
@@ -271,7 +285,8 @@ class FmhaFwdSm90(Model):
         idle = -priced_rows % kernel.block_m // _WARPGROUP_ROWS
         working = 1 - _IDLE_SAVES[False] * idle / ceil_div(priced_rows, kernel.block_m)
         dram = self.dram_cycles(problem, _DRAM_BYTES_PER_CLOCK)
-        split_block = working * self._block * _SPLIT_LOSS[kernel.block_m // _WARPGROUP_ROWS]
+        computing = self._block + self._mask_wait - self._hidden_wait
+        split_block = working * computing * _SPLIT_LOSS[kernel.block_m // _WARPGROUP_ROWS]
         best, least = 1, math.inf
         for waves in range(1, MOST_WAVES + 1):
             most = min(waves * sms // tiles, longest, _MOST_SPLITS)

@@ -29,6 +29,7 @@ OVERLAP_LOSS = (
     0.389  # share of the less busy units' time that is not hidden: a fit on an H200, see fmha_fwd.py
 )
 
+_MASK_SHARE_OF_L2 = 0.25
 _NEARNESS = 8  # 130 decoding problems with many numbers of splits, and 1256 random ones (H200, 2026-11-29)
 
 
@@ -48,6 +49,12 @@ def beside_dram(cycles: float, dram: float) -> float:
     are near.
     """
     return cycles if not dram else (cycles**_NEARNESS + dram**_NEARNESS) ** (1 / _NEARNESS)
+
+
+def mask_stays_in_l2(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether a mask takes so little of the L2 cache that what is read beside it does not drive it out."""
+    itemsize = problem.mask.itemsize if problem.mask else 0
+    return itemsize * problem.mask_elements <= _MASK_SHARE_OF_L2 * device.l2_bytes
 
 
 def ceil_div(a: int, b: int) -> int:
