@@ -20,8 +20,8 @@ and which pairs gain come from 1,000 more on H200s (2026-11-27); all constants m
 together to what loses least at 4,501 problems (docs/tuning-log/corrections.md, 2026-11-28).
 A boolean mask is priced between one whose blocks are all true and a dense one, and where all rows are one, as
 under padding, as one whose blocks are all true. Which blocks it hides is not known, so those that leave most
-of them out take a fraction of their price. Where all SMs read a mask and K
-and V, these come at the rate that K and V alone were read from the L2 cache.
+of them out take a fraction of their price. Where all SMs read a mask and K and V, these come at the rate at
+which K and V alone do from the L2 cache; where few do, and where the mask is in the DRAM, a block waits.
 Lengths are unknown here: sequences count as full, but for their last tile and block.
 CTAs of a split kernel have a part of a tile's keys each. Their parts, float32, cross memory twice, and a
 second launch reads them; where each CTA reads keys of its own, the DRAM bounds them.
