@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from sdpa_cutlass import Family, Problem, kernels
+from sdpa_cutlass import Family
 from sdpa_cutlass.choice import select
 from sdpa_cutlass.choice.cost import model_of
-from sdpa_cutlass.choice.cost.model import CLOCK_GHZ, beside_dram
+from sdpa_cutlass.choice.cost.model import beside_dram
 from sdpa_cutlass.library.abi import library
 from sdpa_cutlass.library.locate import Target
-from tests.library.decoding import H200, made_problem
-
-H200_WITH_DRAM = dataclasses.replace(H200, l2_bytes=50 << 20, dram_gbps=4800)
+from tests.library.decoding import H200_WITH_DRAM, made_problem, price, row_of
 
 
 def splits_of(tile: str, **sizes: int) -> int:
     """CTAs that should share a tile of one query, on an H200."""
     name = f"fmha_fwd_sm89_{tile}_f16_general_split"
-    row = next(row for row in kernels(Target.HOST) if row.name == name)
+    row = row_of(name)
     problem = made_problem(**sizes)
     return model_of(row, problem, H200_WITH_DRAM).cost(problem)[1]
 
@@ -53,12 +49,6 @@ def test_tiles_that_are_a_few_more_than_run_at_once_are_split() -> None:
     sizes = {"batch": 8, "num_heads_q": 44, "num_heads_kv": 44, "seqlen_k": 16384, "head_dim": 40}
     assert splits_of("d64_m16n64_s1_w4_g4", **sizes) > 1
     assert splits_of("d64_m16n64_s1_w4_g4", **sizes | {"batch": 16}) == 1
-
-
-def price(name: str, problem: Problem) -> float:
-    """Microseconds on an H200 of a kernel of float16."""
-    row = next(row for row in kernels(Target.HOST) if row.name == name)
-    return model_of(row, problem, H200_WITH_DRAM).cost(problem)[0] / (CLOCK_GHZ * 1e3)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from sdpa_cutlass import DType, KernelInfo, MaskType, Problem, kernels
-from sdpa_cutlass.choice.cost import estimate
-from sdpa_cutlass.choice.cost.model import CLOCK_GHZ
-from sdpa_cutlass.library.locate import Target
+from sdpa_cutlass import MaskType, Problem
 from sdpa_cutlass.problem import MASK_ALIGNMENT
-from tests.library import decoding
+from tests.library.decoding import made_problem, price, row_of
 
-H200 = dataclasses.replace(decoding.H200, l2_bytes=50 << 20, dram_gbps=4800)
 HOPPER = "fmha_fwd_sm90_d96_m128n128_s2_w12_f16_general"
 
 
@@ -21,27 +15,11 @@ def masked(
     mask: MaskType | None, heads: int, rows: int, head_dim: int = 96, *, alignment: int = MASK_ALIGNMENT
 ) -> Problem:
     """As many keys as rows, and a mask that the heads share."""
-    return Problem(
-        dtype=DType.F16,
-        batch=1,
-        num_heads_q=heads,
-        num_heads_kv=heads,
-        seqlen_q=rows,
-        seqlen_k=rows,
-        head_dim=head_dim,
-        mask=mask,
-        mask_alignment=alignment,
-        mask_elements=rows * rows if mask else 0,
+    sizes = {"num_heads_q": heads, "num_heads_kv": heads, "seqlen_q": rows, "seqlen_k": rows}
+    elements = rows * rows if mask else 0
+    return made_problem(
+        **sizes, head_dim=head_dim, mask=mask, mask_alignment=alignment, mask_elements=elements
     )
-
-
-def row_of(name: str) -> KernelInfo:
-    return next(row for row in kernels(Target.HOST) if row.name == name)
-
-
-def price(name: str, problem: Problem) -> float:
-    """Microseconds on an H200 at the clock of prices."""
-    return estimate(row_of(name), problem, H200).cycles / (CLOCK_GHZ * 1e3)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,9 @@ class FmhaFwd(Model):
         self.keys_of_a_price = KEYS_OF_A_PRICE
         self._resident = resident_ctas(kernel, device)
         # By the CTAs that share an SM: the cycles of a round, and those that each of them adds once.
-        self._latency = _ROUND_LATENCY + _mask_latency(kernel, problem, device)
+        self._latency = float(_ROUND_LATENCY)
+        if problem.mask is not None:
+            self._latency += _mask_latency(problem.mask, kernel, problem, device)
         self._round = self._cycles_of(work)
         self._short_rounds: dict[int, list[float]] = {}
         elements = kernel.block_m * kernel.head_dim * kernel.kv_groups // kernel.warps  # of O
@@ -339,11 +341,8 @@ def _reads_runs(problem: Problem) -> bool:
     return problem.reads_mask_by(_MASK_RUN_UNDER_DROPOUT if problem.has_dropout else RUNS["fmha_fwd"])
 
 
-def _mask_latency(kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> float:
-    """For which a warp waits in a round, where there is a mask."""
-    mask = problem.mask
-    if mask is None:
-        return 0.0
+def _mask_latency(mask: MaskType, kernel: KernelInfo, problem: Problem, device: DeviceInfo) -> float:
+    """For which a warp waits in a round."""
     if not _reads_runs(problem):
         latency = _UNALIGNED_MASK_LATENCY[mask]
     elif mask_stays_in_l2(problem, device):
